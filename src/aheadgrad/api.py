@@ -1,0 +1,67 @@
+"""The public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from aheadgrad.backends.registry import find_backend
+from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import InvalidOption
+from aheadgrad.frontends import entries
+from aheadgrad.frontends.compiled_module import CompiledModule
+from aheadgrad.frontends.entries import Compiled
+from aheadgrad.options import Options
+
+
+def compile(
+    fn: Callable[..., Any] | nn.Module | None = None,
+    *,
+    backend: Any = "eager",
+    partition: Any = "default",
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    dynamic: bool | None = None,
+    fallback: Any = "warn",
+    backward_autocast: Any = "eager",
+    max_entries: int = 8,
+) -> Any:
+    """Compiles a function or module ahead of time, forward and backward together.
+
+    The result is called like the original and behaves like it; each new kind of call (shapes,
+    dtypes, modes, ...) is compiled when it first comes.
+
+        fast = aheadgrad.compile(model)
+        loss = fast(batch).sum()
+        loss.backward()
+
+    `fallback="error"` raises instead of running a call uncompiled.
+    """
+    options = Options(
+        backend=backend,
+        partition=partition,
+        decompositions=dict(decompositions or {}),
+        dynamic=dynamic,
+        fallback=fallback,
+        backward_autocast=backward_autocast,
+        max_entries=max_entries,
+    )
+    find_backend(backend)
+    if fn is None:
+        return lambda f: _compile(f, options)
+    return _compile(fn, options)
+
+
+def _compile(fn: Any, options: Options) -> Any:
+    if isinstance(fn, Compiled | CompiledModule):
+        return fn
+    if not callable(fn):
+        raise InvalidOption(f"aheadgrad.compile needs a function or a module, not {type(fn).__name__}.")
+    compiled = Compiled(fn, options)
+    return CompiledModule(fn, compiled) if isinstance(fn, nn.Module) else compiled
+
+
+def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
+    """The joint program of one call: printable, with `.graph`, `.signature`, `.facts`, `.explain()`."""
+    return entries.capture(fn, args, kwargs, Options())

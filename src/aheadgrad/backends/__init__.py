@@ -1,0 +1,1 @@
+"""Backends: `compile(program, role) -> callable(list) -> list`."""

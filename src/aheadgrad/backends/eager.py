@@ -1,0 +1,94 @@
+"""The eager backend: the graph as straight-line Python.
+
+Arguments arrive in a list that the function empties, and each value is dropped after its last
+use, so memory is freed as early as in eager.
+"""
+
+from __future__ import annotations
+
+import keyword
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from aheadgrad.program.program import Program
+from aheadgrad.runtime.calls import callee
+from aheadgrad.runtime.emit import Namespace, Script
+
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+def compile_eager(program: Program) -> Boxed:
+    function, source = generate(program)
+    function.source = source  # type: ignore[attr-defined]
+    return function
+
+
+def generate(program: Program) -> tuple[Boxed, str]:
+    """The function and its source text."""
+    script = Script(program.role.replace(" ", "_"))
+    nodes = list(program.graph.nodes)
+    last_use = _last_uses(nodes)
+    names = _local_names(nodes)
+    places = [names[n] for n in program.placeholders]
+    if places:
+        script.line(f"{', '.join(places)}, = args")
+        script.line("args.clear()")
+    for node in nodes:
+        if node.op == "call_function":
+            script.line(f"{names[node]} = {_call(node, names, script.names)}")
+        elif node.op == "get_attr":
+            script.line(f"{names[node]} = {script.names.name(program.constants[str(node.target)], 'constant')}")
+        if node.op != "output" and last_use.get(node):
+            script.line(f"del {', '.join(names[n] for n in last_use[node])}")
+    results = ", ".join(_argument(r, names, script.names) for r in program.results)
+    script.line(f"return [{results}]")
+    return script.function("args")
+
+
+def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """After which node each value can be dropped."""
+    seen: set[fx.Node] = set()
+    dropped: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                dropped.setdefault(node, []).append(used)
+        if node not in seen and node.op == "call_function":
+            dropped.setdefault(node, []).append(node)
+    return dropped
+
+
+def _local_names(nodes: list[fx.Node]) -> dict[fx.Node, str]:
+    return {n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name == "args" else n.name for n in nodes}
+
+
+def _call(node: fx.Node, names: dict[fx.Node, str], space: Namespace) -> str:
+    if node.target is operator.getitem:
+        return f"{names[node.args[0]]}[{_argument(node.args[1], names, space)}]"  # type: ignore[index]
+    function, hint = callee(node.target)
+    args = [_argument(a, names, space) for a in node.args]
+    args += [f"{k}={_argument(v, names, space)}" for k, v in node.kwargs.items()]
+    return f"{space.name(function, f'f_{hint}')}({', '.join(args)})"
+
+
+def _argument(value: Any, names: dict[fx.Node, str], space: Namespace) -> str:
+    if isinstance(value, fx.Node):
+        return names[value]
+    if isinstance(value, list | tuple) and _has_node(value):
+        inside = ", ".join(_argument(v, names, space) for v in value)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_argument(v, names, space)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        value = list(value) if isinstance(value, list) else tuple(value)
+    return space.literal(value)
+
+
+def _has_node(value: Any) -> bool:
+    if isinstance(value, fx.Node):
+        return True
+    return isinstance(value, list | tuple) and any(_has_node(v) for v in value)

@@ -1,0 +1,256 @@
+"""Cutting a program out of a trace: from these inputs to these outputs, and nothing else.
+
+    cut(trace, "forward", inputs=[Port(slot, value, "primals_1")], outputs=[(slot, value)])
+"""
+
+from __future__ import annotations
+
+import linecache
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aheadgrad.capture.trace import Made, Record, Trace
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Signature, Slot
+from aheadgrad.torchlayer.dispatch import OpOverload
+from aheadgrad.torchlayer.fxnames import Names
+from aheadgrad.torchlayer.symbols import SymbolNodes, is_symbolic
+
+_DETACH = torch.ops.aten.detach.default
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """A placeholder: its meaning, the traced value it stands for, its name."""
+
+    slot: Slot
+    value: Any
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class FreshCopy:
+    """Uses of an input go through a copy of it (`clone`) or an alias (`view`)."""
+
+    value: Tensor
+    target: Any
+    name: str
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return (list(self.value.shape),) if self.target is torch.ops.aten.view.default else ()
+
+
+class Cutter:
+    """Cuts programs out of one trace; names are given once, in the order in which ops ran."""
+
+    def __init__(self, trace: Trace, copies: Iterable[tuple[Tensor, Any]] = ()) -> None:
+        self.trace = trace
+        self.names = Names()
+        self.named = 0
+        self.copies = {
+            id(value): FreshCopy(value, target, self.names.fresh(target.overloadpacket.__name__))
+            for value, target in copies
+        }
+
+    def name_records(self) -> None:
+        for record in self.trace.records[self.named :]:
+            record.name = self.names.fresh(_base_name(record.target))
+            if isinstance(record.out, list | tuple):
+                record.part_names = {
+                    k: self.names.fresh("getitem") for k, v in enumerate(record.out) if isinstance(v, Tensor)
+                }
+        self.named = len(self.trace.records)
+
+    def source(self, value: Tensor) -> Tensor:
+        """Looks through detach ops that autograd adds while it records a backward."""
+        while True:
+            made = self.trace.producer(value)
+            if made is None:
+                return value
+            record = self.trace.records[made.record]
+            if record.target is not _DETACH or record.phase == "forward":
+                return value
+            value = record.args[0]
+
+    def needed(
+        self, outputs: Iterable[Any], boundary: set[int], phases: set[str] | None = None
+    ) -> tuple[set[int], set[int]]:
+        """Records needed for the outputs, and ids of the values they take from the boundary."""
+        wanted: set[int] = set()
+        touched: set[int] = set()
+        stack: list[Tensor] = [v for v in outputs if isinstance(v, Tensor)]
+        if phases is not None:
+            for i, record in enumerate(self.trace.records):
+                if record.keep and record.phase in phases:
+                    wanted.add(i)
+                    stack.extend(record.tensors())
+        while stack:
+            value = self.source(stack.pop())
+            if id(value) in boundary:
+                touched.add(id(value))
+                continue
+            made = self.trace.producer(value)
+            if made is None:
+                touched.add(id(value))
+            elif made.record not in wanted:
+                wanted.add(made.record)
+                stack.extend(self.trace.records[made.record].tensors())
+        return wanted, touched
+
+    def value_name(self, value: Any) -> str | None:
+        made = self.trace.producer(value)
+        if made is None:
+            copy = self.copies.get(id(value))
+            return copy.name if copy else None
+        record = self.trace.records[made.record]
+        return record.name if made.part is None else record.part_names[made.part]
+
+    def cut(
+        self,
+        role: str,
+        inputs: list[Port],
+        outputs: list[tuple[Slot, Any]],
+        phases: set[str] | None = None,
+    ) -> Program:
+        self.name_records()
+        boundary = {id(p.value) for p in inputs if isinstance(p.value, Tensor)}
+        wanted, touched = self.needed([v for _, v in outputs], boundary, phases)
+        build = _Builder(self, inputs)
+        build.place_inputs(inputs, touched)
+        for i in sorted(wanted):
+            build.record(self.trace.records[i])
+        build.graph.output(tuple(build.result(v) for _, v in outputs))
+        build.graph.output_node().meta["val"] = tuple(
+            v.meta.get("val") if isinstance(v, fx.Node) else v
+            for v in build.graph.output_node().args[0]  # type: ignore[union-attr]
+        )
+        signature = Signature(tuple(p.slot for p in inputs), tuple(slot for slot, _ in outputs))
+        return Program(role, build.graph, signature, build.constants)
+
+
+class _Builder:
+    """Makes FX nodes for one program."""
+
+    def __init__(self, cutter: Cutter, inputs: list[Port]) -> None:
+        self.cutter = cutter
+        self.graph = fx.Graph()
+        self.env: dict[int, fx.Node] = {}
+        self.whole: dict[int, fx.Node] = {}
+        self.constants: dict[str, Any] = {}
+        self.symbols = SymbolNodes(self.graph)
+
+    def place_inputs(self, inputs: list[Port], touched: set[int]) -> None:
+        for port in inputs:
+            node = self.graph.placeholder(port.name)
+            node.meta["val"] = port.value
+            if isinstance(port.value, Tensor):
+                self.env[id(port.value)] = node
+                self.symbols.learn_tensor(port.value, node)
+            else:
+                self.symbols.learn_number(port.value, node)
+        for port in inputs:
+            copy = self.cutter.copies.get(id(port.value))
+            if copy is not None and id(port.value) in touched and not port.name.startswith(copy.name):
+                node = self.graph.create_node(
+                    "call_function", copy.target, (self.env[id(port.value)], *copy.args), name=copy.name
+                )
+                node.meta["val"] = port.value
+                self.env[id(port.value)] = node
+
+    def record(self, record: Record) -> None:
+        args = self._argument(record.args)
+        kwargs = {k: self._argument(v) for k, v in record.kwargs.items()}
+        node = self.graph.create_node("call_function", record.target, args, kwargs, name=record.name)
+        node.meta["val"] = record.out
+        _describe(node, record)
+        if isinstance(record.out, Tensor):
+            self.env.setdefault(id(record.out), node)
+            self.symbols.learn_tensor(record.out, node)
+        else:
+            self.whole[id(record)] = node
+
+    def _node_of(self, value: Tensor) -> fx.Node:
+        value = self.cutter.source(value)
+        node = self.env.get(id(value))
+        if node is not None:
+            return node
+        made = self.cutter.trace.producer(value)
+        if made is None:
+            return self._constant(value)
+        return self._part(value, made)
+
+    def _part(self, value: Tensor, made: Made) -> fx.Node:
+        record = self.cutter.trace.records[made.record]
+        assert made.part is not None
+        node = self.graph.create_node(
+            "call_function",
+            operator.getitem,
+            (self.whole[id(record)], made.part),
+            name=record.part_names[made.part],
+        )
+        node.meta["val"] = value
+        _describe(node, record)
+        self.env[id(value)] = node
+        self.symbols.learn_tensor(value, node)
+        return node
+
+    def _constant(self, value: Tensor) -> fx.Node:
+        if id(value) not in self.cutter.trace.constants:
+            raise AssertionError(f"a value in the trace has no origin: {value}")
+        name = f"_tensor_constant{len(self.constants)}"
+        self.constants[name] = value
+        node = self.graph.create_node("get_attr", name, name=name)
+        node.meta["val"] = value
+        self.env[id(value)] = node
+        return node
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._node_of(value)
+        if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+            return type(value)(self._argument(v) for v in value)
+        if isinstance(value, torch.Size):
+            return [self._argument(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self._argument(v) for k, v in value.items()}
+        if is_symbolic(value):
+            return self.symbols.node(value)
+        if isinstance(value, fx.GraphModule | torch.Generator):
+            return self._attribute(value)
+        return value
+
+    def _attribute(self, value: Any) -> fx.Node:
+        name = f"_constant{len(self.constants)}"
+        self.constants[name] = value
+        return self.graph.create_node("get_attr", name, name=name)
+
+    def result(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            node = self.env.get(id(value))  # a user's own detach is returned as it is
+            return node if node is not None else self._node_of(value)
+        return self._argument(value)
+
+
+def _base_name(target: Any) -> str:
+    if isinstance(target, OpOverload):
+        return str(target.overloadpacket.__name__)
+    return str(getattr(target, "__name__", target))
+
+
+def _describe(node: fx.Node, record: Record) -> None:
+    if record.meta:
+        node.meta.update(record.meta)
+    origin = record.origin
+    if origin is not None:
+        node.meta["origin"] = origin
+        if "stack_trace" not in node.meta:
+            code = linecache.getline(origin.file, origin.line).strip()
+            node.meta["stack_trace"] = (
+                f'  File "{origin.file}", line {origin.line}, in {origin.function}\n    {code}\n'
+            )

@@ -1,0 +1,71 @@
+"""Entrances: how each input of the program looks from inside the trace.
+
+The user's function sees `seen`, an ordinary tensor as far as it can tell: a leaf if the real one
+is a leaf, with a history if the real one has one. Gradients are taken with respect to `leaf`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.program.slots import Slot
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import NodeBase, version
+from aheadgrad.torchlayer.fake import FakeTensor
+
+
+class Enter(NodeBase):
+    """Gives a placeholder a history, so that in-place rules see a non-leaf as in eager."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, holder: list[Tensor]) -> Tensor:
+        return holder[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+@dataclass(eq=False)
+class Entrance:
+    slot: Slot
+    real: Tensor
+    value: FakeTensor
+    leaf: Tensor
+    seen: Tensor
+    history: Any
+    version: int
+    storage: int
+    required_grad: bool
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.history is None
+
+
+def make_entrance(slot: Slot, real: Tensor, fake: FakeTensor, fake_leaf: FakeTensor | None) -> Entrance:
+    """Wraps an input; `fake_leaf` is given for an input that requires grad and has a history."""
+    wrapped = functional.wrap(fake)
+    if fake_leaf is not None:
+        leaf = functional.wrap(fake_leaf).requires_grad_()
+        with torch.enable_grad():
+            seen = Enter.apply(leaf, [wrapped])
+    else:
+        seen = leaf = wrapped.requires_grad_() if real.requires_grad else wrapped
+    if isinstance(real, torch.nn.Parameter):
+        seen._is_param = True
+    return Entrance(
+        slot,
+        real,
+        fake,
+        leaf,
+        seen,
+        seen.grad_fn,
+        version(seen),
+        functional.storage_key(seen),
+        real.requires_grad,
+    )

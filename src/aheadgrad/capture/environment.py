@@ -1,0 +1,27 @@
+"""The surroundings of a capture: what must be set up, and put back, around any tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from aheadgrad.torchlayer import functional, random
+from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
+
+
+@contextmanager
+def tracing(*modes: object) -> Iterator[None]:
+    """Functionalization and the given modes on; random state, grad mode and hooks shielded."""
+    grad_mode = torch.is_grad_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(random.preserved())
+        stack.enter_context(saved_tensor_hooks_off())
+        stack.enter_context(functional.enabled())
+        for mode in modes:
+            stack.enter_context(mode)  # type: ignore[arg-type]
+        try:
+            yield
+        finally:
+            set_grad_enabled(grad_mode)

@@ -1,0 +1,77 @@
+"""Exits: the values that leave the program, and which of them carry gradients back in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.forward import Forward
+from aheadgrad.capture.session import Session
+from aheadgrad.facts.aliases import Aliases
+from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, IsRoot
+from aheadgrad.program.slots import Slot, UpdatedInput, UserOutput, ViewBase
+from aheadgrad.torchlayer import functional
+
+
+@dataclass(eq=False)
+class Exit:
+    """One output of the forward program."""
+
+    slot: Slot
+    traced: Any
+    value: Any
+    differentiable: bool
+
+
+def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: frozenset[int]) -> list[Exit]:
+    """In the order that all PyTorch backends expect: updated inputs, user outputs, view bases."""
+    session = forward.session
+    exits = []
+    for fact in facts.inputs:
+        if fact.index in in_graph or not (fact.data_changed or fact.geometry or fact.storage_changed):
+            continue
+        entrance = session.entrances[fact.index]
+        tracked = fact.data_changed and fact.history_changed and not fact.storage_changed
+        exits.append(Exit(UpdatedInput(entrance.slot), entrance.seen, _value(entrance.seen), tracked))
+    for j, traced in enumerate(forward.outputs):
+        exits.append(Exit(UserOutput(j), traced, _value(traced), _carries_gradient(facts, j)))
+    for k, traced in enumerate(aliases.bases):
+        root = next(r for r in facts.roots if getattr(r, "base", None) == k)
+        tracked = traced.requires_grad and traced.grad_fn is not None and not isinstance(root, type(None))
+        exits.append(Exit(ViewBase(k), traced, _value(traced), tracked))
+    return exits
+
+
+def _value(traced: Any) -> Any:
+    if isinstance(traced, Tensor):
+        return functional.unwrap(traced)
+    return traced
+
+
+def _carries_gradient(facts: Facts, j: int) -> bool:
+    fact = facts.outputs[j]
+    if isinstance(fact, Fresh | FunctionView):
+        return fact.differentiable
+    if isinstance(fact, IsRoot):
+        root = facts.roots[fact.root]
+        if isinstance(root, FreshRoot):
+            return root.output == j and root.differentiable
+        if isinstance(root, AliasRoot):
+            return root.output == j
+    return False
+
+
+def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list[Any]) -> list[Any]:
+    """Leaves that the function made itself and returned: gradients stop (and arrive) there."""
+    found: list[Any] = []
+    for j, fact in enumerate(facts.outputs):
+        if isinstance(fact, Fresh) and fact.leaf:
+            found.append(("output", j, outputs[j]))
+    for r, root in enumerate(facts.roots):
+        if isinstance(root, AliasRoot) and root.leaf:
+            found.append(("root", r, aliases.root_tensors[r]))
+        if isinstance(root, FreshRoot) and root.leaf:
+            found.append(("root", r, aliases.root_tensors[r]))
+    return found

@@ -1,0 +1,109 @@
+"""The recording mode: sits under functionalization and writes down every functional op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from aheadgrad.capture.origins import current_origin
+from aheadgrad.capture.trace import Trace
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, TorchDispatchMode
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.fxmeta import current_node_meta
+
+_DEVICE_OF = torch.ops.prim.device.default
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
+
+
+class Recorder(TorchDispatchMode):
+    """Computes each op on fake tensors and appends it to the trace."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        trace: Trace,
+        mode: FakeTensorMode,
+        decompositions: Mapping[Any, Callable[..., Any]],
+        adopt: Callable[[Tensor], Tensor],
+    ) -> None:
+        super().__init__()
+        self.trace = trace
+        self.mode = mode
+        self.decompositions = decompositions
+        self.adopt = adopt
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE_OF:
+            return args[0].fake_device
+        if func in self.decompositions:
+            out = self._decomposed(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if isinstance(func, HigherOrderOperator):
+            with self.mode:
+                out = func(*args, **kwargs)
+        elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
+            return self._constant(args[0])
+        else:
+            args, kwargs = self._only_fakes(args, kwargs)
+            out = self.mode.dispatch(func, types, args, kwargs)
+        if isinstance(out, Tensor | list | tuple) or out is None:
+            self.trace.add(func, args, kwargs, out, current_origin(), current_node_meta())
+        return out
+
+    def _constant(self, value: Tensor) -> Any:
+        """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
+        out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
+        self.trace.constant(value)
+        self.trace.add(_LIFT_FRESH_COPY, (value,), {}, out, current_origin(), current_node_meta())
+        return out
+
+    def _only_fakes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Real tensors that reach this level were closed over below Python: make them inputs."""
+        for value in args:
+            if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+                break
+            if isinstance(value, list | tuple) and any(
+                isinstance(v, Tensor) and not isinstance(v, FakeTensor) for v in value
+            ):
+                break
+        else:
+            if not any(isinstance(v, Tensor) and not isinstance(v, FakeTensor) for v in kwargs.values()):
+                return args, kwargs
+
+        def swap(value: Any) -> Any:
+            if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+                return self.adopt(value)
+            return value
+
+        return pytree.tree_map(swap, (args, kwargs))
+
+    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a decomposition under functionalization and this recorder again."""
+        lower = self.decompositions[func]
+
+        def up(value: Any) -> Any:
+            return functional.wrap(value) if isinstance(value, Tensor) else value
+
+        def down(value: Any) -> Any:
+            if not isinstance(value, Tensor) or not functional.is_wrapped(value):
+                return value
+            functional.sync(value)
+            return functional.unwrap(value)
+
+        wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
+        with self, functional.enabled():
+            out = lower(*wrapped_args, **wrapped_kwargs)
+            if out is NotImplemented:
+                return out
+            return pytree.tree_map(down, out)

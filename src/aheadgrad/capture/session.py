@@ -1,0 +1,111 @@
+"""A capture session: the trace, the inputs as the trace sees them, and the way back in.
+
+The session stays alive behind a compiled entry: when a backward is asked for with tangents of a
+pattern not seen before, its gradients are recorded in the same session, without running the
+user's function again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.entrances import Entrance, make_entrance
+from aheadgrad.capture.environment import tracing
+from aheadgrad.capture.lift import Lift
+from aheadgrad.capture.recorder import Recorder
+from aheadgrad.capture.trace import Trace
+from aheadgrad.errors import CaptureError
+from aheadgrad.program.slots import ClosedOver, Slot
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+
+
+class Session:
+    def __init__(
+        self,
+        mode: FakeTensorMode,
+        decompositions: Mapping[Any, Callable[..., Any]],
+        *,
+        symbolic: bool = False,
+    ) -> None:
+        self.mode = mode
+        self.symbolic = symbolic
+        self.trace = Trace()
+        self.entrances: list[Entrance] = []
+        self.numbers: list[tuple[Slot, Any]] = []
+        self.shadows: list[tuple[Entrance, Tensor]] = []
+        self.members: list[tuple[Tensor, Tensor, int]] = []
+        self._by_real: dict[int, Entrance] = {}
+        self._by_seen: dict[int, Entrance] = {}
+        self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
+        self.lifting = Lift(self)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Everything on: the user's code (or a backward) may run and is recorded."""
+        with tracing(self.recorder, self.lifting), torch.autograd.set_multithreading_enabled(False):
+            yield
+
+    def fake(self, t: Tensor, name: str = "") -> FakeTensor:
+        """A placeholder value for a real (or already fake) tensor."""
+        if isinstance(t, FakeTensor) and t.fake_mode is self.mode:
+            with functional.outside():
+                return fake_like(self.mode, t)
+        with functional.outside():
+            if self.symbolic and name:
+                return symbolic_like(self.mode, t, name)
+            return fake_like(self.mode, t)
+
+    def enter(self, slot: Slot, real: Tensor, *, symbolic_name: str = "") -> Entrance:
+        """The entrance for an input; the same tensor enters once."""
+        known = self._by_real.get(id(real))
+        if known is not None:
+            return known
+        with no_function_modes():
+            value = self.fake(real, symbolic_name)
+            with_history = real.requires_grad and not real.is_leaf
+            entrance = make_entrance(slot, real, value, self.fake(value) if with_history else None)
+        self.entrances.append(entrance)
+        self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
+        return entrance
+
+    def entrance_of(self, seen: Tensor) -> Entrance | None:
+        return self._by_seen.get(id(seen))
+
+    def stand_in(self, real: Tensor, entrance: Entrance) -> None:
+        """Lets a real tensor be known under an entrance made for another."""
+        self._by_real[id(real)] = entrance
+
+    def lift(self, real: Tensor) -> Tensor:
+        """A real tensor met by the user's code: a hidden input from now on."""
+        if isinstance(real, FakeTensor):
+            return functional.wrap(real)
+        known = self._by_real.get(id(real))
+        if known is None:
+            number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
+            known = self.enter(ClosedOver(str(number)), real)
+        return known.seen
+
+    def _adopt(self, real: Tensor) -> Tensor:
+        """A real tensor that reached the recorder directly, below autograd."""
+        if real.requires_grad:
+            raise CaptureError(
+                "A tensor that requires grad was passed to an autograd.Function from outside the "
+                "compiled function. Pass it as an argument instead."
+            )
+        seen = self.lift(real)
+        functional.sync(seen)
+        out: Tensor = functional.unwrap(seen)
+        return out
+
+    def watch_storage(self, seen: Tensor) -> None:
+        """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""
+        entrance = self.entrance_of(seen)
+        if entrance is not None and not any(e is entrance for e, _ in self.shadows):
+            self.shadows.append((entrance, seen.detach()))

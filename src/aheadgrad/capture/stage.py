@@ -1,0 +1,174 @@
+"""The capture stage: from a call to forward, facts and gradients in one trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.cut import Cutter
+from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
+from aheadgrad.capture.forward import Call, Forward, run
+from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
+from aheadgrad.capture.session import Session
+from aheadgrad.facts.aliases import Aliases
+from aheadgrad.facts.collect import collect
+from aheadgrad.facts.facts import Facts
+from aheadgrad.facts.storage import merge_shared
+from aheadgrad.options import Options
+from aheadgrad.partition.split import primal_ports
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Gradient, Slot, Tangent
+from aheadgrad.report.journal import Journal
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
+from aheadgrad.torchlayer.fake import mode_of, new_mode
+
+
+@dataclass(eq=False)
+class Captured:
+    """Everything that one run of the function told us; printable."""
+
+    call: Call
+    forward: Forward
+    facts: Facts
+    aliases: Aliases
+    exits: list[Exit]
+    joint: Joint
+    gradients: list[Gradients | None]
+    failures: dict[int, Exception]
+    autocast: AutocastState | None
+    backward_autocast: AutocastState | None
+    fixed_autocast: bool
+    journal: Journal
+    in_graph_updates: frozenset[int] = frozenset()
+    cutter: Cutter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cutter = Cutter(self.forward.session.trace)
+
+    @property
+    def session(self) -> Session:
+        return self.forward.session
+
+    @property
+    def inputs(self) -> list[tuple[Slot, Any]]:
+        """Slots and traced values of all program inputs: numbers first come where they were given."""
+        tensors: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
+        return [*self.forward.number_slots, *tensors]
+
+    def target_slots(self, component: Component) -> list[Slot]:
+        return [target_slot(self, t) for t in component.targets]
+
+    @cached_property
+    def program(self) -> Program:
+        """The joint program: `(primals, tangents) -> (outputs, gradients)`."""
+        ports = primal_ports(self.inputs)
+        outputs: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.exits]
+        phases = {"forward"}
+        number = 0
+        from aheadgrad.capture.cut import Port
+
+        for g in self.gradients:
+            if g is None:
+                continue
+            phases.add(g.phase)
+            for i, tangent in zip(g.component.exits, g.tangents, strict=True):
+                if tangent is not None:
+                    number += 1
+                    ports.append(Port(Tangent(self.exits[i].slot), tangent, f"tangents_{number}"))
+            for slot, grad in zip(self.target_slots(g.component), g.grads, strict=True):
+                outputs.append((Gradient(slot), grad))
+        return self.cutter.cut("joint", ports, outputs, phases)
+
+    def record(self, component: Component, pattern: Pattern, state: AutocastState | None) -> Gradients:
+        return self.joint.record(component, pattern, around=autocast_as(state))
+
+
+def target_slot(captured: Captured, target: Target) -> Slot:
+    if target.kind == "input":
+        return captured.session.entrances[target.index].slot
+    from aheadgrad.program.slots import UserOutput
+
+    return UserOutput(target.index)
+
+
+def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
+    ambient = autocast_state()
+    with journal.stage("forward"):
+        forward = _run_forward(call, options)
+    with journal.stage("facts"):
+        facts, aliases = collect(forward)
+        exits = make_exits(forward, facts, aliases, frozenset())
+    with journal.stage("joint"):
+        targets = _targets(forward, facts, aliases)
+        joint = Joint(forward.session, exits, targets, one_node=options.one_node)
+        fixed, state = from_options(options.backward_autocast, ambient)
+        captured = Captured(
+            call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal
+        )
+        for number, component in enumerate(joint.components):
+            captured.gradients.append(_record_expected(captured, number, component))
+    return captured
+
+
+def _run_forward(call: Call, options: Options) -> Forward:
+    """One run; a second one only when inputs that share memory turn out to be changed."""
+    forward = run(_open(call, options), call)
+    merged = merge_shared(forward, call)
+    if merged is None:
+        return forward
+    return run(_open(merged, options), merged)
+
+
+def _open(call: Call, options: Options) -> Session:
+    reals = [t for _, t in call.inputs]
+    mode = mode_of(reals)
+    if mode is None:
+        mode = new_mode(dynamic=bool(options.dynamic))
+        return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
+    return Session(mode, options.decompositions)
+
+
+def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
+    """What gradients are taken of: inputs that require grad, and leaves made inside."""
+    targets = [
+        Target("input", i, e.leaf)
+        for i, e in enumerate(forward.session.entrances)
+        if e.leaf.requires_grad and _differentiable(e.leaf)
+    ]
+    for kind, index, tensor in inner_leaves(forward.session, facts, aliases, forward.outputs):
+        targets.append(Target(kind, index, tensor))
+    return targets
+
+
+def _differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _record_expected(captured: Captured, number: int, component: Component) -> Gradients | None:
+    """The backward with all tangents; if eager would raise there, with those that can be had."""
+    state = captured.backward_autocast
+    expected = captured.joint.expected_pattern(component)
+    try:
+        return captured.record(component, expected, state)
+    except Exception as error:
+        captured.failures[number] = error
+    if len(component.exits) == 1:
+        return None
+    working = []
+    for k in range(len(component.exits)):
+        alone = tuple(layout if i == k else None for i, layout in enumerate(expected))
+        try:
+            captured.record(component, alone, state)
+        except Exception:
+            continue
+        working.append(k)
+    if not working:
+        return None
+    some = tuple(layout if i in working else None for i, layout in enumerate(expected))
+    try:
+        return captured.record(component, some, state)
+    except Exception:
+        return None

@@ -1,0 +1,87 @@
+"""Functions whose kernels write to arguments without saying so; each gets an honest twin.
+
+`torch.batch_norm` updates its running statistics although its schema does not mention it, and
+functionalization would lose the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    if not training or running_mean is None or running_var is None or input.numel() == 0:
+        return torch.batch_norm(
+            input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+        )
+    out: Tensor = torch._native_batch_norm_legit(
+        input, weight, bias, running_mean, running_var, True, momentum, eps
+    )[0]
+    return out
+
+
+def _native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if running_mean is None or running_var is None:
+        return torch.native_batch_norm(
+            input, weight, bias, running_mean, running_var, training, momentum, eps
+        )
+    return torch._native_batch_norm_legit(
+        input, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+
+
+def _instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    if not use_input_stats or running_mean is None or running_var is None:
+        return torch.instance_norm(
+            input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
+        )
+    batch, channels = input.shape[0], input.shape[1]
+    mean, var = running_mean.repeat(batch), running_var.repeat(batch)
+    scale = None if weight is None else weight.repeat(batch)
+    shift = None if bias is None else bias.repeat(batch)
+    flat = input.contiguous().view(1, batch * channels, *input.shape[2:])
+    out = _batch_norm(flat, scale, shift, mean, var, True, momentum, eps, cudnn_enabled)
+    with torch.no_grad():
+        running_mean.copy_(mean.view(batch, channels).mean(0))
+        running_var.copy_(var.view(batch, channels).mean(0))
+    return out.view(input.shape)
+
+
+SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    torch.batch_norm: _batch_norm,
+    torch.native_batch_norm: _native_batch_norm,
+    torch.instance_norm: _instance_norm,
+}

@@ -1,0 +1,120 @@
+"""The trace: a flat list of what ran, from which any number of graphs can be cut.
+
+Ops are recorded as they happen, with fake tensors as arguments. Nothing is an FX node until a
+graph is asked for, so ops that no result needs cost next to nothing.
+
+    trace.add(aten.mul.Tensor, (x, 2), {}, y)
+    trace.producer(y)        # -> Made(record=0, part=None)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
+
+
+class Origin(NamedTuple):
+    """The user's line that an op came from."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.function}"
+
+
+class Made(NamedTuple):
+    """Which record made a value, and which part of its result it is (None: all of it)."""
+
+    record: int
+    part: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
+    phase: str
+    origin: Origin | None
+    meta: dict[str, Any] | None = None
+    name: str = ""
+    part_names: dict[int, str] = field(default_factory=dict)
+    keep: bool = False
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments."""
+        found: list[Tensor] = []
+        _collect(self.args, found)
+        if self.kwargs:
+            _collect(tuple(self.kwargs.values()), found)
+        return found
+
+
+def _collect(values: Any, found: list[Tensor]) -> None:
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+
+
+def has_effect(target: Any) -> bool:
+    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts."""
+    if is_random(target) or is_mutable(target):
+        return True
+    return isinstance(target, OpOverload) and not target._schema.returns
+
+
+class Trace:
+    """Records in the order they ran; values are identified by the fake tensor objects themselves."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.phase = "forward"
+        self.constants: dict[int, Tensor] = {}
+        self._made: dict[int, Made] = {}
+
+    def add(
+        self,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        origin: Origin | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> None:
+        index = len(self.records)
+        record = Record(target, args, kwargs, out, self.phase, origin, meta)
+        record.keep = has_effect(target)
+        self.records.append(record)
+        if isinstance(out, Tensor):
+            self._made.setdefault(id(out), Made(index, None))
+        elif isinstance(out, list | tuple):
+            for part, value in enumerate(out):
+                if isinstance(value, Tensor):
+                    self._made.setdefault(id(value), Made(index, part))
+
+    def producer(self, value: Tensor) -> Made | None:
+        """Which record made this value; None for an input."""
+        return self._made.get(id(value))
+
+    def mark_input(self, value: Tensor) -> None:
+        """Declares that a value comes from outside, whatever was recorded about it."""
+        self._made.pop(id(value), None)
+
+    def constant(self, value: Tensor) -> None:
+        """A real tensor that stands in the graph itself."""
+        self.constants[id(value)] = value
+
+    def is_known(self, value: Any) -> bool:
+        return not isinstance(value, torch.Tensor) or id(value) in self._made

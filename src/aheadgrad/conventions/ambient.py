@@ -1,0 +1,17 @@
+"""Ambient state: grad mode stays as the function left it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aheadgrad.torchlayer.autograd import set_grad_enabled
+
+if TYPE_CHECKING:
+    from aheadgrad.runtime.assemble import Assembly
+    from aheadgrad.runtime.emit import Script
+
+
+def emit(script: Script, a: Assembly) -> None:
+    after = a.facts.ambient.grad_mode_after
+    if after is not None:
+        script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}({after})")

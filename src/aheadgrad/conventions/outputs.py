@@ -1,0 +1,166 @@
+"""Outputs that share memory: views and aliases are made again from their roots.
+
+Each storage has one root that the program (or the caller) provides; detached aliases and views
+grow from it with the recorded view ops, under the grad mode in which they were first made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aheadgrad.facts.facts import (
+    AliasRoot,
+    Constant,
+    Fresh,
+    FreshRoot,
+    FunctionView,
+    InputRoot,
+    IsRoot,
+    Recipe,
+    SameAs,
+    TheInput,
+    ViewOf,
+)
+from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.runtime.calls import callee
+from aheadgrad.torchlayer.autograd import set_creation_meta, set_grad_enabled, set_version
+
+if TYPE_CHECKING:
+    from aheadgrad.runtime.assemble import Assembly
+    from aheadgrad.runtime.emit import Script
+
+
+def any_views(a: Assembly) -> bool:
+    return bool(a.facts.roots)
+
+
+def expressions(a: Assembly) -> list[str]:
+    """What is returned for each flat output."""
+    return [_expression(a, j) for j in range(len(a.facts.outputs))]
+
+
+def _expression(a: Assembly, j: int) -> str:
+    fact = a.facts.outputs[j]
+    if isinstance(fact, Constant):
+        return a.names.literal(fact.value)
+    if isinstance(fact, TheInput):
+        return a.input_names[fact.index]
+    if isinstance(fact, SameAs):
+        return _expression(a, fact.output)
+    if isinstance(fact, Fresh) and fact.leaf:
+        return f"leaf_output_{j}"
+    if isinstance(fact, Fresh | FunctionView):
+        return f"r{_position(a, UserOutput(j))}"
+    if isinstance(fact, IsRoot):
+        return root_name(a, fact.root)
+    return f"out{j}"
+
+
+def _position(a: Assembly, slot: UserOutput | ViewBase) -> int:
+    return next(i for i, e in enumerate(a.exits) if e.slot == slot)
+
+
+def root_name(a: Assembly, r: int) -> str:
+    root = a.facts.roots[r]
+    if isinstance(root, InputRoot):
+        return f"p{root.index}"
+    if isinstance(root, FreshRoot):
+        if root.leaf:
+            return f"leaf_root_{r}"
+        return f"r{_fresh_position(a, root)}"
+    return f"leaf_root_{r}" if root.leaf else f"root{r}"
+
+
+def _fresh_position(a: Assembly, root: FreshRoot) -> int:
+    if root.output is not None:
+        return _position(a, UserOutput(root.output))
+    assert root.base is not None
+    return _position(a, ViewBase(root.base))
+
+
+def emit_inner_leaves(script: Script, a: Assembly) -> None:
+    """Leaves made inside, before the nodes that have them as inputs."""
+    for j, fact in enumerate(a.facts.outputs):
+        if isinstance(fact, Fresh) and fact.leaf:
+            script.line(f"leaf_output_{j} = r{_position(a, UserOutput(j))}.requires_grad_()")
+    for r, root in enumerate(a.facts.roots):
+        if isinstance(root, FreshRoot) and root.leaf:
+            script.line(f"leaf_root_{r} = r{_fresh_position(a, root)}.requires_grad_()")
+        elif isinstance(root, AliasRoot) and root.leaf:
+            source = _grow(script, root_name(a, root.of), root.recipe)
+            script.line(f"leaf_root_{r} = {source}.requires_grad_()")
+
+
+def emit(script: Script, a: Assembly) -> None:
+    for r, root in enumerate(a.facts.roots):
+        if isinstance(root, AliasRoot) and not root.leaf:
+            _emit_alias_root(script, a, r, root)
+    shared: dict[Any, str] = {}
+    for j, fact in enumerate(a.facts.outputs):
+        if isinstance(fact, ViewOf):
+            _emit_view(script, a, j, fact, shared)
+
+
+def _emit_alias_root(script: Script, a: Assembly, r: int, root: AliasRoot) -> None:
+    script.line(f"root{r} = {_grow(script, root_name(a, root.of), root.recipe)}")
+    position = None
+    if root.output is not None:
+        position = _position(a, UserOutput(root.output))
+    elif root.base is not None:
+        position = _position(a, ViewBase(root.base))
+    if position is not None:
+        # The same values are written again, for the history that comes with them.
+        script.line(f"version = root{r}._version")
+        script.line(f"root{r}.copy_(r{position})")
+        script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, version)")
+
+
+def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, str]) -> None:
+    base = root_name(a, fact.root)
+    set_grad = script.names.name(set_grad_enabled, "set_grad")
+    bump = script.names.name(set_version, "set_version") if fact.stale and not a.inference else None
+    if bump:
+        script.line(f"{bump}({base}, {base}._version + 1)")
+    if fact.without_grad and not a.inference:
+        script.line(f"{set_grad}(False)")
+    script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
+    if fact.without_grad and not a.inference:
+        script.line(f"{set_grad}(True)")
+    if fact.creation is not None:
+        flag = script.names.name(fact.creation, "creation_flag")
+        script.line(f"{script.names.name(set_creation_meta, 'set_creation_meta')}(out{j}, {flag})")
+    if bump:
+        script.line(f"{bump}({base}, {base}._version - 1)")
+
+
+def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]) -> str:
+    """Parts of one `unbind` come from one call."""
+    steps = fact.recipe.steps
+    if not steps or steps[-1].part is None or fact.stale or fact.without_grad:
+        return _grow(script, base, fact.recipe)
+    last = steps[-1]
+    key = repr((base, steps[:-1], last.target, last.args, last.kwargs))
+    if key not in shared:
+        shared[key] = name = f"parts{len(shared)}"
+        whole = Recipe((*steps[:-1], type(last)(last.target, last.args, last.kwargs)))
+        script.line(f"{name} = {_grow(script, base, whole)}")
+    return f"{shared[key]}[{last.part}]"
+
+
+def _grow(script: Script, base: str, recipe: Recipe) -> str:
+    text = base
+    literal = script.names.literal
+    for step in recipe.steps:
+        function, hint = callee(step.target)
+        args = [text, *(literal(x) for x in step.args), *(f"{k}={literal(v)}" for k, v in step.kwargs)]
+        text = f"{script.names.name(function, f'f_{hint}')}({', '.join(args)})"
+        if step.part is not None:
+            text += f"[{step.part}]"
+    if recipe.geometry is not None:
+        g = recipe.geometry
+        text = f"{text}.as_strided({literal(g.size)}, {literal(g.stride)}, {literal(g.offset)})"
+    if recipe.cut == "detach":
+        text += ".detach()"
+    elif recipe.cut == "data":
+        text += ".data"
+    return text

@@ -1,0 +1,91 @@
+"""Updates: inputs that the function changed get their new values, sizes, storage and history.
+
+A change that autograd saw (`x.mul_(2)`) is made in grad mode, from the node's output. A change
+that it did not see (`no_grad`, `detach()`) is made without grad mode. Either way the version
+counter moves as far as it did in the recorded run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aheadgrad.facts.facts import Geometry, InputFacts
+from aheadgrad.program.slots import UpdatedInput
+from aheadgrad.torchlayer.autograd import set_version
+
+if TYPE_CHECKING:
+    from aheadgrad.runtime.assemble import Assembly
+    from aheadgrad.runtime.emit import Script
+
+
+def _exit_of(a: Assembly, fact: InputFacts) -> str | None:
+    """The name of the forward's result that holds an input's new value."""
+    wanted = a.updated.get(fact.index)
+    return None if wanted is None else f"r{wanted}"
+
+
+def any_tracked(a: Assembly) -> bool:
+    return any(f.history_changed for f in a.facts.inputs)
+
+
+def emit_hidden(script: Script, a: Assembly) -> None:
+    """Changes that autograd did not see; grad mode is off here."""
+    for fact in a.facts.inputs:
+        if fact.index in a.in_graph_updates or fact.history_changed or fact.history_dropped:
+            continue
+        _emit_update(script, a, fact)
+
+
+def emit_tracked(script: Script, a: Assembly) -> None:
+    """Changes that autograd saw; grad mode is on here."""
+    for fact in a.facts.inputs:
+        if fact.history_dropped:
+            script.line(f"p{fact.index}.detach_()")
+        if fact.history_changed or fact.history_dropped:
+            _emit_update(script, a, fact)
+
+
+def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
+    new = _exit_of(a, fact)
+    target = f"p{fact.index}"
+    bumps = 0
+    if fact.storage_changed:
+        script.line(f"{target}.set_({new})")
+        bumps = 1
+    else:
+        if fact.geometry is not None:
+            script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
+            bumps += 1
+        if fact.data_changed:
+            script.line(f"{target}.copy_({new})")
+            bumps += 1
+    extra = fact.version_bumps - bumps
+    if extra and not a.inference:
+        bump = script.names.name(set_version, "set_version")
+        script.line(f"{bump}({target}, {target}._version {'+' if extra > 0 else '-'} {abs(extra)})")
+
+
+def _geometry(script: Script, g: Geometry) -> str:
+    literal = script.names.literal
+    return f"{literal(g.size)}, {literal(g.stride)}, {literal(g.offset)}"
+
+
+def emit_leaves(script: Script, a: Assembly) -> None:
+    """`requires_grad_()` on an input: before the node, so that gradients reach it."""
+    for fact in a.facts.inputs:
+        if fact.becomes_leaf is not None:
+            script.line(f"p{fact.index}.requires_grad_({fact.becomes_leaf})")
+
+
+def updated_exits(a: Assembly) -> dict[int, int]:
+    """Input index -> position of its new value among the forward's results."""
+    found: dict[int, int] = {}
+    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, UpdatedInput)]
+    changed = [
+        f.index
+        for f in a.facts.inputs
+        if f.index not in a.in_graph_updates and (f.data_changed or f.geometry or f.storage_changed)
+    ]
+    for index, position in zip(changed, positions, strict=True):
+        found[index] = position
+    return found

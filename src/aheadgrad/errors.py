@@ -1,0 +1,56 @@
+"""Errors that teach: what was asked, where, why it cannot be, and what to do instead.
+
+One class per kind of mistake; `docs/errors.md` has a section for each.
+"""
+
+from __future__ import annotations
+
+
+class AheadgradError(Exception):
+    """Base of every error that aheadgrad raises on its own account."""
+
+
+class CaptureError(AheadgradError, RuntimeError):
+    """The function did something that cannot be recorded."""
+
+
+class DataDependentError(CaptureError):
+    """Python code needed the value of a tensor while the function was being recorded."""
+
+
+class UnsupportedInput(CaptureError, TypeError):
+    """An argument is of a kind that cannot be compiled for."""
+
+
+class FallbackError(AheadgradError, RuntimeError):
+    """The call would have run uncompiled, and `fallback="error"` asked to be told.
+
+    `reason` says why.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"This call cannot be compiled: {reason}.\n"
+            'To run such calls uncompiled (with a warning), use fallback="warn".'
+        )
+
+
+class FallbackWarning(UserWarning):
+    """A call runs uncompiled; the message says why. Given once per reason."""
+
+
+class RecompileWarning(UserWarning):
+    """A compiled callable has reached its limit of entries; the message says what keeps changing."""
+
+
+class InvalidProgram(AheadgradError, AssertionError):
+    """A program broke one of its own rules: a bug in aheadgrad or in a custom partitioner."""
+
+
+class InvalidOption(AheadgradError, ValueError):
+    """An option has a value that means nothing; the message lists those that do."""
+
+
+class HigherOrderError(AheadgradError, RuntimeError):
+    """A derivative was asked for that this compiled call does not provide."""

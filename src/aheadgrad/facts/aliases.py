@@ -1,0 +1,210 @@
+"""What each output shares memory with, and how to make it again from there.
+
+Outputs are grouped by storage. In each storage one root is chosen as the owner (an input, or an
+intermediate that the program returns); the others are made from it at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.forward import Forward
+from aheadgrad.errors import FallbackError
+from aheadgrad.facts.facts import (
+    AliasRoot,
+    Constant,
+    Fresh,
+    FreshRoot,
+    FunctionView,
+    InputRoot,
+    IsRoot,
+    OutputFacts,
+    Recipe,
+    Root,
+    SameAs,
+    TheInput,
+    ViewOf,
+)
+from aheadgrad.facts.recipes import recipe
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+
+
+@dataclass(eq=False)
+class Aliases:
+    """Output facts with the traced tensors behind them."""
+
+    outputs: list[OutputFacts] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)
+    root_tensors: list[Tensor] = field(default_factory=list)
+    bases: list[Tensor] = field(default_factory=list)
+
+    def add_root(self, root: Root, tensor: Tensor) -> int:
+        self.roots.append(root)
+        self.root_tensors.append(tensor)
+        return len(self.roots) - 1
+
+    def find_root(self, tensor: Tensor) -> int | None:
+        return next((i for i, t in enumerate(self.root_tensors) if t is tensor), None)
+
+    def add_base(self, tensor: Tensor) -> int:
+        self.bases.append(tensor)
+        return len(self.bases) - 1
+
+
+def collect(forward: Forward) -> Aliases:
+    session = forward.session
+    out = Aliases()
+    inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}
+    for member, view, _ in session.members:
+        inputs[id(view)] = -1 - next(i for i, (m, _, _) in enumerate(session.members) if m is member)
+    first: dict[int, int] = {}
+    members: dict[int, list[int]] = {}
+    facts: dict[int, OutputFacts] = {}
+    for j, value in enumerate(forward.outputs):
+        if not isinstance(value, Tensor):
+            facts[j] = Constant(value)
+        elif id(value) in inputs:
+            facts[j] = TheInput(inputs[id(value)])
+        elif id(value) in first:
+            facts[j] = SameAs(first[id(value)])
+        else:
+            first[id(value)] = j
+            members.setdefault(functional.storage_key(value), []).append(j)
+    owners: dict[int, int] = {}
+    for i, entrance in enumerate(session.entrances):
+        owners.setdefault(functional.storage_key(entrance.seen), i)
+    for key, group in members.items():
+        _Group(forward, out, group, owners.get(key)).fill(facts)
+    out.outputs = [facts[j] for j in range(len(forward.outputs))]
+    return out
+
+
+class _Group:
+    """The outputs of one storage."""
+
+    def __init__(self, forward: Forward, out: Aliases, members: list[int], owner_input: int | None) -> None:
+        self.forward = forward
+        self.out = out
+        self.members = members
+        self.tensors: list[Tensor] = [forward.outputs[j] for j in members]
+        self.owner_input = owner_input
+
+    def fill(self, facts: dict[int, OutputFacts]) -> None:
+        if self.owner_input is None and len(self.members) == 1:
+            only = self._alone(self.tensors[0])
+            if only is not None:
+                facts[self.members[0]] = only
+                return
+        owner = self._owner()
+        for j, t in zip(self.members, self.tensors, strict=True):
+            facts[j] = self._member(j, t, owner)
+
+    def _alone(self, t: Tensor) -> OutputFacts | None:
+        """The only output in its storage: a plain output, unless eager would treat it as a view."""
+        if not is_view(t):
+            leaf = t.requires_grad and t.grad_fn is None
+            return Fresh(t.requires_grad and not leaf, leaf)
+        base = base_of(t)
+        if creation_meta(t) != CreationMeta.DEFAULT and base is not None and not _is_function_view(t):
+            return None
+        return Fresh(t.requires_grad, is_view=True)
+
+    def _owner(self) -> int:
+        """The root from which everything in this storage is made."""
+        if self.owner_input is not None:
+            return self._input_root(self.owner_input)
+        roots = [_root(t) for t in self.tensors]
+        chosen = next((r for r in roots if r.requires_grad and r.grad_fn is not None), roots[0])
+        position = next((j for j, t in zip(self.members, self.tensors, strict=True) if t is chosen), None)
+        base = None if position is not None else self.out.add_base(chosen)
+        tracked = chosen.requires_grad and chosen.grad_fn is not None
+        return self.out.add_root(
+            FreshRoot(position, base, tracked, chosen.requires_grad and not tracked), chosen
+        )
+
+    def _input_root(self, index: int) -> int:
+        seen = self.forward.session.entrances[index].seen
+        known = self.out.find_root(seen)
+        return known if known is not None else self.out.add_root(InputRoot(index), seen)
+
+    def _member(self, j: int, t: Tensor, owner: int) -> OutputFacts:
+        if is_view(t) and _is_function_view(t):
+            return FunctionView(t.requires_grad)
+        root = self._root_for(j, t, owner)
+        root_tensor = self.out.root_tensors[root]
+        if t is root_tensor:
+            return IsRoot(root)
+        made = recipe(self.forward.session, root_tensor, t)
+        meta = creation_meta(t)
+        implied = made.geometry is None
+        return ViewOf(
+            root,
+            made,
+            without_grad=meta == CreationMeta.NO_GRAD_MODE,
+            stale=_is_stale(t),
+            creation=None if implied or meta == CreationMeta.DEFAULT else meta,
+        )
+
+    def _root_for(self, j: int, t: Tensor, owner: int) -> int:
+        """The root that `t` is, or is a view of; made an alias of the owner when it is new."""
+        root = _root(t)
+        known = self.out.find_root(root)
+        if known is not None:
+            return known
+        entrance = self.forward.session.entrance_of(root)
+        if entrance is not None:
+            return self._input_root(self.forward.session.entrances.index(entrance))
+        tracked = root.requires_grad and root.grad_fn is not None
+        made = recipe(self.forward.session, self.out.root_tensors[owner], root)
+        if made.cut is None and not _cuts(made):
+            made = Recipe(made.steps, made.geometry, _how_cut(self.out.root_tensors[owner], root))
+        base = self.out.add_base(root) if tracked and root is not t else None
+        output = j if tracked and root is t else None
+        leaf = root.requires_grad and not tracked
+        return self.out.add_root(AliasRoot(owner, made, base, output, leaf), root)
+
+
+def _root(t: Tensor) -> Tensor:
+    base = base_of(t) if is_view(t) else None
+    return t if base is None else base
+
+
+def _is_function_view(t: Tensor) -> bool:
+    return bool(creation_meta(t) == CreationMeta.IN_CUSTOM_FUNCTION)
+
+
+def _is_stale(t: Tensor) -> bool:
+    """Was the base changed after this view was made, in a way that eager refuses to look through?"""
+    try:
+        _ = t.grad_fn
+    except RuntimeError:
+        return True
+    return False
+
+
+def _cuts(made: Recipe) -> bool:
+    import torch
+
+    return any(step.target is torch.ops.aten.detach.default for step in made.steps)
+
+
+def _how_cut(owner: Tensor, root: Tensor) -> str:
+    """`x.detach()` shares x's version counter, `x.data` does not."""
+    import torch
+
+    before = root._version
+    torch.autograd.graph.increment_version(owner)
+    return "detach" if root._version != before else "data"
+
+
+def needs_grad(t: Any) -> bool:
+    """Does this traced tensor have a history that leads somewhere?"""
+    return isinstance(t, Tensor) and t.requires_grad and t.grad_fn is not None
+
+
+def unsupported(reason: str) -> FallbackError:
+    return FallbackError(reason)

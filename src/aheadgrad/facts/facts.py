@@ -1,0 +1,174 @@
+"""The facts as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes, strides and offset of a strided tensor."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+
+@dataclass(frozen=True)
+class InputFacts:
+    """What happened to one input.
+
+    `history_changed`: autograd saw a change, so the update must be made in grad mode.
+    `version_bumps`: how often its version counter moved.
+    """
+
+    index: int
+    data_changed: bool = False
+    geometry: Geometry | None = None
+    storage_changed: bool = False
+    history_changed: bool = False
+    history_dropped: bool = False
+    becomes_leaf: bool | None = None
+    version_bumps: int = 0
+
+    @property
+    def untouched(self) -> bool:
+        return self == InputFacts(self.index)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One view op of a recipe; `part` picks one of several results."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+    part: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make one alias from another: view ops, or sizes and strides in the same storage.
+
+    `cut` severs the history: "detach" shares the version counter, "data" does not.
+    """
+
+    steps: tuple[Step, ...] = ()
+    geometry: Geometry | None = None
+    cut: str | None = None
+
+
+# ---- roots: tensors that are not views, in whose storage outputs live ------------------------
+
+
+@dataclass(frozen=True)
+class InputRoot:
+    index: int
+
+
+@dataclass(frozen=True)
+class FreshRoot:
+    """Made by the program: user output `output`, or an extra base `base`."""
+
+    output: int | None
+    base: int | None
+    differentiable: bool = False
+    leaf: bool = False
+
+
+@dataclass(frozen=True)
+class AliasRoot:
+    """Shares the storage of another root but has a history of its own (after detach, say)."""
+
+    of: int
+    recipe: Recipe
+    base: int | None = None
+    output: int | None = None
+    leaf: bool = False
+
+
+Root = InputRoot | FreshRoot | AliasRoot
+
+
+# ---- outputs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Not a tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class TheInput:
+    """The very tensor object that was passed in."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """The same object as an earlier output."""
+
+    output: int
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Shares memory with nothing else that the caller sees.
+
+    `leaf`: made to require grad inside, without a history.
+    """
+
+    differentiable: bool
+    leaf: bool = False
+    is_view: bool = False
+
+
+@dataclass(frozen=True)
+class IsRoot:
+    """One of the roots."""
+
+    root: int
+
+
+@dataclass(frozen=True)
+class ViewOf:
+    """A view of a root, made again at run time.
+
+    `without_grad`: made under no_grad. `stale`: its root was changed after it was made, which
+    eager remembers. `creation`: an autograd flag to set when the recipe cannot imply it.
+    """
+
+    root: int
+    recipe: Recipe
+    without_grad: bool = False
+    stale: bool = False
+    creation: Any = None
+
+
+@dataclass(frozen=True)
+class FunctionView:
+    """A view returned by a custom autograd.Function: memory of another, history of its own."""
+
+    differentiable: bool
+
+
+OutputFacts = Constant | TheInput | SameAs | Fresh | IsRoot | ViewOf | FunctionView
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """Modes that the function left changed."""
+
+    grad_mode_after: bool | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    inputs: tuple[InputFacts, ...]
+    outputs: tuple[OutputFacts, ...]
+    roots: tuple[Root, ...]
+    ambient: Ambient

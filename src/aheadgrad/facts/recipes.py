@@ -1,0 +1,82 @@
+"""Recipes: how to make one alias from another at run time.
+
+When the view ops that lead to the source are a prefix of those that lead to the target, the rest
+is the recipe. Otherwise (the source's own sizes were changed in place since) the target's sizes
+and strides are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.session import Session
+from aheadgrad.errors import FallbackError
+from aheadgrad.facts.facts import Recipe, Step
+from aheadgrad.facts.mutations import geometry_of
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dispatch import TorchDispatchMode
+from aheadgrad.torchlayer.fake import FakeTensor
+
+
+class _StepLog(TorchDispatchMode):
+    """Writes down the view ops of one replay."""
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        out = self.mode.dispatch(func, types, args, kwargs or {})
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+
+def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
+    old, new = functional.view_steps(source), functional.view_steps(target)
+    if len(new) >= len(old) and all(map(functional.same_step, old, new)):
+        steps = _steps(session, source, target, new[len(old) :])
+        if steps is not None:
+            return Recipe(steps)
+    if source.dtype != target.dtype or source.is_conj() != target.is_conj():
+        raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
+    return Recipe(geometry=geometry_of(target))
+
+
+def _steps(
+    session: Session, source: Tensor, target: Tensor, wanted: list[object]
+) -> tuple[Step, ...] | None:
+    """The recorded view ops, or None when they do not lead to the target's sizes and strides."""
+    if not wanted:
+        return () if geometry_of(source) == geometry_of(target) else None
+    start: FakeTensor = session.fake(source)
+    log = _StepLog(session.mode)
+    try:
+        with functional.below(), log:
+            end = functional.replay_steps(start, wanted)
+    except RuntimeError:
+        return None
+    if geometry_of(end) != geometry_of(target) or end.dtype != target.dtype:
+        return None
+    return _chain(log.calls, start, end)
+
+
+def _chain(calls: list[Any], start: Tensor, end: Tensor) -> tuple[Step, ...] | None:
+    """Orders the logged calls into a chain from start to end; None if they do not form one."""
+    steps: list[Step] = []
+    current = end
+    for func, args, kwargs, out in reversed(calls):
+        if out is current:
+            part = None
+        elif isinstance(out, list | tuple) and any(o is current for o in out):
+            part = next(i for i, o in enumerate(out) if o is current)
+        else:
+            continue
+        steps.append(Step(func, tuple(args[1:]), tuple(kwargs.items()), part))
+        current = args[0]
+    return tuple(reversed(steps)) if current is start else None

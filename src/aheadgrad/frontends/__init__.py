@@ -1,0 +1,1 @@
+"""Ways in: functions, modules, Dynamo's graphs; and the entries of a compiled callable."""

@@ -1,0 +1,216 @@
+"""A compiled callable and its entries.
+
+Each entry states what it assumes; a call takes the first entry whose assumptions hold, or makes
+a new one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from aheadgrad import pipeline
+from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.frontends import module as modules
+from aheadgrad.frontends.function import flatten, make_call, parameter_names
+from aheadgrad.frontends.guards import GuardWriter
+from aheadgrad.frontends.reach import reach_from
+from aheadgrad.options import Options
+from aheadgrad.report.journal import Journal
+from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.dispatch import dual_level, transform_level
+from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.functional import is_wrapped
+from aheadgrad.torchlayer.trees import children
+
+
+@dataclass(eq=False)
+class Guarded:
+    """An entry with its check."""
+
+    check: Callable[..., Any]
+    run: Callable[..., Any]
+    entry: Entry
+    source: str
+
+
+class Compiled:
+    """What `aheadgrad.compile` returns for a function."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._module = fn if isinstance(fn, nn.Module) else None
+        self.options = options
+        self.entries: list[Guarded] = []
+        self.fallbacks: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._full = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for guarded in self.entries:
+            inputs = guarded.check(args, kwargs)
+            if inputs is not None:
+                return guarded.run(*inputs)
+        return self._miss(args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def source(self) -> str:
+        """The generated code of all entries."""
+        return "\n\n".join(f"# entry {i}\n{g.source}" for i, g in enumerate(self.entries))
+
+    def explain(self) -> str:
+        """What was captured and decided, entry by entry."""
+        from aheadgrad.report.text import explain_entry
+
+        if not self.entries:
+            return "Nothing is compiled yet: call the function first."
+        return "\n\n".join(explain_entry(i, g.entry) for i, g in enumerate(self.entries))
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves = pytree.tree_leaves((args, kwargs))
+        if _inside_another_trace(leaves):
+            return self._fn(*args, **kwargs)
+        if self._full:
+            return self._run_uncompiled("the limit of entries is reached", args, kwargs)
+        with self._lock:
+            for guarded in self.entries:
+                inputs = guarded.check(args, kwargs)
+                if inputs is not None:
+                    return guarded.run(*inputs)
+            if len(self.entries) >= self.options.max_entries:
+                return self._too_many(args, kwargs)
+            try:
+                guarded = self._compile(args, kwargs)
+            except FallbackError as error:
+                return self._run_uncompiled(error.reason, args, kwargs, error)
+            inputs = guarded.check(args, kwargs)
+            if inputs is None:
+                reason = "a property of the arguments cannot be checked"
+                return self._run_uncompiled(reason, args, kwargs)
+            self.entries.append(guarded)
+        return guarded.run(*inputs)
+
+    def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._full = True
+        name = getattr(self._fn, "__name__", type(self._fn).__name__)
+        warnings.warn(
+            f"{name} was compiled {len(self.entries)} times for different calls; further ones run "
+            "uncompiled. Raise max_entries, or keep shapes and Python arguments the same.",
+            RecompileWarning,
+            stacklevel=4,
+        )
+        return self._run_uncompiled("the limit of entries is reached", args, kwargs)
+
+    def _run_uncompiled(
+        self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
+    ) -> Any:
+        if self.options.fallback == "error":
+            raise error or FallbackError(reason)
+        if reason not in self.fallbacks:
+            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=5)
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+        return self._fn(*args, **kwargs)
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
+        target = self._module.forward if self._module is not None else self._fn
+        flat = flatten(args, kwargs, _names(target))
+        places = modules.holders(self._module) if self._module is not None else []
+        changed: list[modules.Holder] = []
+
+        def around(see: Callable[[Any], Any]) -> Any:
+            return modules.swapped(places, see) if places else nullcontext()
+
+        def observed(*a: Any, **k: Any) -> Any:
+            result = self._fn(*a, **k)
+            seen = {id(p.table.get(p.name)) for p in places}
+            new = [(p, v) for p, v in modules.rebound(places) if not _is_input(v, seen_inputs)]
+            del seen
+            changed[:] = [p for p, _ in new]
+            return result, [v for _, v in new]
+
+        seen_inputs: set[int] = set()
+
+        def around_noting(see: Callable[[Any], Any]) -> Any:
+            for place in places:
+                seen_inputs.add(id(see(place.get())))
+            return around(see)
+
+        state = [(p.slot, p.get()) for p in places]
+        call = make_call(observed, flat, state, around_noting)
+        entry = pipeline.run(call, self.options)
+        run = _structured(entry, changed)
+        flags = modules.training_flags(self._module) if self._module is not None else []
+        writer = GuardWriter(flat, args, kwargs, entry.captured, places, flags, reach_from(target))
+        check, check_source = writer.write()
+        return Guarded(check, run, entry, check_source + "\n\n" + entry.source)
+
+
+def _is_input(value: Tensor, seen: set[int]) -> bool:
+    return id(value) in seen
+
+
+def _names(target: Any) -> list[str]:
+    names = parameter_names(target)
+    return names[1:] if hasattr(target, "__self__") and names else names
+
+
+def _inside_another_trace(leaves: list[Any]) -> bool:
+    """Under a transform, or inside another capture: run the function itself."""
+    if transform_level() is not None or dual_level() >= 0:
+        return True
+    return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
+
+
+def _structured(entry: Entry, changed: list[modules.Holder]) -> Callable[..., Any]:
+    """The entry's flat outputs in the user's structure; rebound buffers go back to their module."""
+    spec = entry.captured.forward.out_spec
+    flat_run = entry.run
+    result_spec = children(spec)[0]
+    count = result_spec.num_leaves
+    rebuild = _rebuilder(result_spec)
+    if not changed:
+        return lambda *inputs: rebuild(flat_run(*inputs))
+
+    def run(*inputs: Any) -> Any:
+        outs = flat_run(*inputs)
+        for place, value in zip(changed, outs[count:], strict=True):
+            place.table[place.name] = value
+        return rebuild(outs[:count])
+
+    return run
+
+
+def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
+    if spec.is_leaf():
+        return lambda outs: outs[0]
+    if spec.type is tuple and all(c.is_leaf() for c in children(spec)):
+        return tuple
+    if spec.type is list and all(c.is_leaf() for c in children(spec)):
+        return list
+    return lambda outs: pytree.tree_unflatten(outs, spec)
+
+
+def capture(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:
+    """Stops after the joint program."""
+    places = modules.holders(fn) if isinstance(fn, nn.Module) else []
+    target = fn.forward if isinstance(fn, nn.Module) else fn
+    flat = flatten(args, kwargs, _names(target))
+
+    def around(see: Callable[[Any], Any]) -> Any:
+        return modules.swapped(places, see) if places else nullcontext()
+
+    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], around)
+    return pipeline.run_capture(call, options, Journal())

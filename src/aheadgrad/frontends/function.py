@@ -1,0 +1,69 @@
+"""From a function and its arguments to a call on flat inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from aheadgrad.capture.forward import Call
+from aheadgrad.errors import FallbackError
+from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.torchlayer.subclasses import is_plain
+
+
+@dataclass(frozen=True, eq=False)
+class Flat:
+    """Arguments as leaves, with a readable path for each."""
+
+    leaves: list[Any]
+    spec: Any
+    paths: list[str]
+
+
+def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], parameter_names: list[str]) -> Flat:
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    paths = [_path(path, parameter_names) for path, _ in with_paths]
+    return Flat([leaf for _, leaf in with_paths], spec, paths)
+
+
+def _path(path: tuple[Any, ...], names: list[str]) -> str:
+    """`x`, `batch['tokens']`, `args[3]`: how the user would write it."""
+    which, rest = path[0].idx, path[1:]
+    if which == 0 and rest:
+        i = rest[0].idx
+        head = names[i] if i < len(names) else f"args[{i}]"
+    elif rest:
+        head = str(rest[0].key)
+    else:
+        return "args"
+    return head + pytree.keystr(rest[1:])
+
+
+def parameter_names(fn: Callable[..., Any]) -> list[str]:
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return []
+    return list(code.co_varnames[: code.co_argcount])
+
+
+def make_call(
+    fn: Callable[..., Any], flat: Flat, state: list[tuple[Slot, Tensor]], around: Callable[[Any], Any]
+) -> Call:
+    """`state` are tensors to lift besides the arguments; `around(see)` swaps them in."""
+    inputs = list(state)
+    for leaf, path in zip(flat.leaves, flat.paths, strict=True):
+        if isinstance(leaf, Tensor):
+            if not is_plain(leaf):
+                raise FallbackError(f"argument {path} is a {type(leaf).__name__}, a tensor subclass")
+            inputs.append((UserInput(path), leaf))
+
+    def invoke(see: Callable[[Any], Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten([see(v) for v in flat.leaves], flat.spec)
+        with around(see):
+            return fn(*args, **kwargs)
+
+    return Call(inputs, invoke)

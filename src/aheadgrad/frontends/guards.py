@@ -1,0 +1,232 @@
+"""The check of an entry: generated code that tells whether a call fits, and finds its inputs.
+
+The check takes the call's arguments and returns the entry's flat inputs, or None when any
+assumption does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from aheadgrad.capture.stage import Captured
+from aheadgrad.frontends.function import Flat
+from aheadgrad.frontends.module import Holder
+from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
+from aheadgrad.torchlayer.dispatch import transform_level
+from aheadgrad.torchlayer.guards import tensor_check
+
+_SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
+
+
+class GuardWriter:
+    """Writes the check of one entry."""
+
+    def __init__(
+        self,
+        flat: Flat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        captured: Captured,
+        places: list[Holder],
+        flags: list[tuple[Any, bool]],
+        reach: Callable[[Tensor], tuple[Any, str] | None],
+    ) -> None:
+        self.flat = flat
+        self.args = args
+        self.kwargs = kwargs
+        self.captured = captured
+        self.places = places
+        self.flags = flags
+        self.reach = reach
+        self.names = Namespace()
+        self.script = Script("check", self.names)
+        self.where: dict[int, str] = {}
+
+    def write(self) -> tuple[Callable[..., Any], str]:
+        self._ambient()
+        self._structure()
+        for place in self.places:
+            self._place(place)
+        for module, flag in self.flags:
+            self._unless(f"{self.names.name(module, 'module')}.training is {flag}")
+        inputs = self._inputs()
+        self._tensors(inputs)
+        self._memory(inputs)
+        self.script.line(f"return ({''.join(f'{name}, ' for name in inputs)})")
+        return self.script.function("args, kwargs")
+
+    def _unless(self, condition: str) -> None:
+        with self.script.block(f"if not ({condition}):"):
+            self.script.line("return None")
+
+    def _ambient(self) -> None:
+        name = self.names.name
+        grad = self.captured.forward.grad_mode_before
+        tests = [
+            f"{name(torch.is_grad_enabled, 'is_grad_enabled')}() is {grad}",
+            f"{name(transform_level, 'transform_level')}() is None",
+            f"{name(forward_ad, 'forward_ad')}._current_level < 0",
+            f"{name(torch.is_inference_mode_enabled, 'is_inference')}() is {torch.is_inference_mode_enabled()}",
+            f"{name(torch.get_default_dtype, 'default_dtype')}() is "
+            f"{self.names.literal(torch.get_default_dtype())}",
+        ]
+        state = self.captured.autocast
+        if state is None:
+            tests.append(f"not {name(any_autocast, 'any_autocast')}()")
+        else:
+            tests.append(f"{name(autocast_state, 'autocast_state')}() == {name(state, 'autocast')}")
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        check = name(torch.are_deterministic_algorithms_enabled, "deterministic")
+        tests.append(f"{check}() is {deterministic}")
+        self._unless(" and ".join(tests))
+
+    def _structure(self) -> None:
+        if self._is_simple(self.args) and self._is_simple(self.kwargs):
+            test = f"len(args) == {len(self.args)}"
+            if self.kwargs:
+                test += f" and len(kwargs) == {len(self.kwargs)}"
+            else:
+                test += " and not kwargs"
+            self._unless(test)
+            for i, value in enumerate(self.args):
+                self._value(f"args[{i}]", f"a{i}", value)
+            for i, (key, value) in enumerate(self.kwargs.items()):
+                self._unless(f"{key!r} in kwargs")
+                self._value(f"kwargs[{key!r}]", f"k{i}", value)
+            return
+        flatten = self.names.name(pytree.tree_flatten, "tree_flatten")
+        self.script.line(f"leaves, spec = {flatten}((args, kwargs))")
+        self._unless(f"spec == {self.names.name(self.flat.spec, 'expected_spec')}")
+        for i, value in enumerate(self.flat.leaves):
+            self._value(f"leaves[{i}]", f"a{i}", value)
+
+    def _is_simple(self, value: Any) -> bool:
+        if type(value) in (tuple, list):
+            return all(self._is_simple(v) for v in value)
+        if type(value) is dict:
+            return all(type(k) is str for k in value) and all(self._is_simple(v) for v in value.values())
+        return isinstance(value, Tensor) or type(value) in _SIMPLE
+
+    def _value(self, source: str, name: str, value: Any) -> None:
+        self.script.line(f"{name} = {source}")
+        if isinstance(value, Tensor):
+            known = self.where.get(id(value))
+            if known is None:
+                self.where[id(value)] = name
+            else:
+                self._unless(f"{name} is {known}")
+        elif type(value) in (tuple, list):
+            kind = type(value).__name__
+            self._unless(f"type({name}) is {kind} and len({name}) == {len(value)}")
+            for i, part in enumerate(value):
+                self._value(f"{name}[{i}]", f"{name}_{i}", part)
+        elif type(value) is dict:
+            keys = self.names.literal(list(value))
+            self._unless(f"type({name}) is dict and list({name}) == {keys}")
+            for i, (key, part) in enumerate(value.items()):
+                self._value(f"{name}[{key!r}]", f"{name}_{i}", part)
+        else:
+            self._constant(name, value)
+
+    def _constant(self, name: str, value: Any) -> None:
+        if value is None or isinstance(value, bool):
+            self._unless(f"{name} is {value}")
+        elif type(value) in _SIMPLE:
+            kind = self.names.name(type(value), type(value).__name__)
+            same = f"{name} == {self.names.literal(value)}"
+            if isinstance(value, float) and value != value:
+                same = f"{name} != {name}"
+            elif isinstance(value, float) and value == 0.0:
+                same = f"repr({name}) == {value!r}.__repr__()"
+            self._unless(f"type({name}) is {kind} and {same}")
+        else:
+            self._unless(f"{name} is {self.names.name(value, 'given')}")
+
+    def _place(self, place: Holder) -> None:
+        value = place.get()
+        name = f"s{len(self.where)}_"
+        if id(value) in self.where:
+            name = f"s{len(self.where)}_{len(self.script.lines)}"
+        self.script.line(f"{name} = {self.names.name(place.table, 'table')}.get({place.name!r})")
+        known = self.where.setdefault(id(value), name)
+        if known != name:
+            self._unless(f"{name} is {known}")
+
+    def _inputs(self) -> list[str]:
+        """The entry's inputs in order: arguments, lifted state, closed-over tensors."""
+        names = []
+        session = self.captured.session
+        for entrance in session.entrances:
+            names.append(self._find(entrance.real))
+        return names + [self._find(member) for member, _, _ in session.members]
+
+    def _find(self, real: Tensor) -> str:
+        known = self.where.get(id(real))
+        if known is not None:
+            return known
+        owner = next((m for m, _, _ in self.captured.session.members if m._base is real), None)
+        name = f"x{len(self.where)}"
+        if owner is not None:
+            self.script.line(f"{name} = {self._find(owner)}._base")
+        else:
+            found = self.reach(real)
+            if found is None:
+                self.script.line(f"{name} = {self.names.name(real, 'closed_over')}")
+            else:
+                holder, how = found
+                self.script.line(f"{name} = {self.names.name(holder, 'holder')}{how}")
+        self.where[id(real)] = name
+        return name
+
+    def _tensors(self, inputs: list[str]) -> None:
+        reals = [e.real for e in self.captured.session.entrances]
+        reals += [m for m, _, _ in self.captured.session.members]
+        known = {id(r) for r in reals}
+        for key, name in self.where.items():
+            if key not in known:
+                extra = self._by_id(key)
+                if extra is not None:
+                    reals.append(extra)
+                    inputs = [*inputs, name]
+        if not reals:
+            return
+        check = self.names.name(tensor_check(reals), "tensors_match")
+        self._unless(f"{check}({', '.join(inputs)})")
+
+    def _by_id(self, key: int) -> Tensor | None:
+        candidates = [*self.flat.leaves, *(p.get() for p in self.places)]
+        return next((t for t in candidates if id(t) == key and isinstance(t, Tensor)), None)
+
+    def _memory(self, inputs: list[str]) -> None:
+        """What must hold of the inputs' memory: only entries that change or re-stride inputs care."""
+        facts = self.captured.facts
+        session = self.captured.session
+        if _depends_on_offsets(self.captured):
+            for name, e in zip(inputs, session.entrances, strict=False):
+                self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
+        changed = [f.index for f in facts.inputs if f.data_changed or f.storage_changed]
+        if not changed or len(inputs) < 2:
+            return
+        for k, (member, _, _) in enumerate(session.members):
+            name = inputs[len(session.entrances) + k]
+            base = self._find(member._base if member._base is not None else member)
+            self._unless(f"{name}._base is {base} and {name}.storage_offset() == {member.storage_offset()}")
+        tensors = inputs[: len(session.entrances)]
+        keys = ", ".join(f"{name}.untyped_storage()._cdata" for name in tensors)
+        self._unless(f"len({{{keys}}}) == {len(tensors)}")
+
+
+def _depends_on_offsets(captured: Captured) -> bool:
+    if any(f.geometry for f in captured.facts.inputs) or captured.session.members:
+        return True
+    if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in captured.facts.outputs):
+        return True
+    restride = torch.ops.aten.as_strided.default
+    return any(r.target is restride for r in captured.session.trace.records)

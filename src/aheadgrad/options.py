@@ -1,0 +1,35 @@
+"""Options as one frozen value: comparable, printable, passed whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aheadgrad.errors import InvalidOption
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `compile` was asked for.
+
+    Backward autocast: `"eager"` runs the backward under the autocast state that is active when
+    backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
+    `torch.autocast` keyword arguments fix it.
+    """
+
+    backend: Any = "eager"
+    partition: Any = "default"
+    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    dynamic: bool | None = None
+    fallback: Literal["warn", "error"] = "warn"
+    backward_autocast: Any = "eager"
+    keep_inference_input_mutations: bool = False
+    one_node: bool = False
+    max_entries: int = 8
+
+    def __post_init__(self) -> None:
+        if self.fallback not in ("warn", "error"):
+            raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
+        if self.dynamic not in (None, True, False):
+            raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")

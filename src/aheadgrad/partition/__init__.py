@@ -1,0 +1,1 @@
+"""Partitioning: which values the forward keeps for the backward, and why."""

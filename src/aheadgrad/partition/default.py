@@ -1,0 +1,101 @@
+"""The default partition: save exactly what the backward uses of the forward.
+
+The forward computes what the outputs need; whatever of that the backward uses is saved, and
+nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.cut import Cutter
+from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.joint import Gradients
+from aheadgrad.partition.split import SavedSet, SavedValue, missing_sizes
+from aheadgrad.program.slots import Slot
+from aheadgrad.torchlayer.symbols import free_symbols, is_symbolic
+
+
+def choose(
+    cutter: Cutter, inputs: list[tuple[Slot, Any]], exits: list[Exit], gradients: list[Gradients]
+) -> SavedSet:
+    cutter.name_records()
+    forward_inputs = {id(v) for _, v in inputs if isinstance(v, Tensor)}
+    in_forward, _ = cutter.needed([e.value for e in exits], forward_inputs, {"forward"})
+    tangents = {id(t) for g in gradients for t in g.tangents if t is not None}
+    users: dict[int, str] = {}
+    values: dict[int, Tensor] = {}
+    for g in gradients:
+        _walk_backward(cutter, g, in_forward, forward_inputs, tangents, users, values)
+    saved = [
+        SavedValue(values[key], _name(cutter, inputs, values[key]), f"used by {user}")
+        for key, user in users.items()
+    ]
+    saved.sort(key=lambda s: _position(cutter, inputs, s.value))
+    sizes = _sizes(cutter, inputs, gradients, saved)
+    return SavedSet(tuple(saved), sizes)
+
+
+def _walk_backward(
+    cutter: Cutter,
+    gradients: Gradients,
+    in_forward: set[int],
+    forward_inputs: set[int],
+    tangents: set[int],
+    users: dict[int, str],
+    values: dict[int, Tensor],
+) -> None:
+    """Walks from the gradients to the values of the forward that they rest on."""
+    trace = cutter.trace
+    seen: set[int] = set()
+    stack: list[tuple[Tensor, str]] = [(g, "a gradient") for g in gradients.grads if g is not None]
+    for record in trace.records:
+        if record.keep and record.phase == gradients.phase:
+            stack.extend((t, record.name) for t in record.tensors())
+    while stack:
+        value, user = stack.pop()
+        value = cutter.source(value)
+        if id(value) in tangents:
+            continue
+        made = trace.producer(value)
+        if made is None and id(value) in trace.constants:
+            continue
+        if made is None or made.record in in_forward:
+            users.setdefault(id(value), user)
+            values[id(value)] = value
+        elif made.record not in seen:
+            seen.add(made.record)
+            record = trace.records[made.record]
+            stack.extend((t, record.name) for t in record.tensors())
+
+
+def _name(cutter: Cutter, inputs: list[tuple[Slot, Any]], value: Tensor) -> str:
+    name = cutter.value_name(value)
+    if name is not None:
+        return name
+    return next(f"primals_{i + 1}" for i, (_, v) in enumerate(inputs) if v is value)
+
+
+def _position(cutter: Cutter, inputs: list[tuple[Slot, Any]], value: Tensor) -> tuple[int, int, int]:
+    made = cutter.trace.producer(value)
+    if made is None:
+        return (0, next(i for i, (_, v) in enumerate(inputs) if v is value), 0)
+    return (1, made.record, made.part or 0)
+
+
+def _sizes(
+    cutter: Cutter, inputs: list[tuple[Slot, Any]], gradients: list[Gradients], saved: list[SavedValue]
+) -> tuple[tuple[str, Any], ...]:
+    """Each symbol that the backward needs is saved as a number."""
+    needed = missing_sizes(cutter, gradients, saved)
+    if not needed:
+        return ()
+    numbers: dict[Any, Any] = {}
+    for _, value in inputs:
+        parts = value.size() if isinstance(value, Tensor) else (value,)
+        for part in parts:
+            if is_symbolic(part) and len(free_symbols(part)) == 1:
+                numbers.setdefault(next(iter(free_symbols(part))), part)
+    return tuple((f"size_{symbol}", numbers[symbol]) for symbol in needed if symbol in numbers)

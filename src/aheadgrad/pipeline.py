@@ -1,0 +1,37 @@
+"""The whole walk, in order. Every way in (compile, capture, compat, Dynamo) takes it.
+
+    call        what to capture: the user's function and its flat inputs
+    forward     ONE run of the function under functionalization
+    facts       what happened to inputs, what outputs share memory with
+    joint       gradients recorded in the same trace
+    split       forward and backward programs, and what is saved between them
+    compiled    executables
+    entry       one generated function with everything around the call
+"""
+
+from __future__ import annotations
+
+from aheadgrad.backends.stage import compile_split
+from aheadgrad.capture.forward import Call
+from aheadgrad.capture.stage import Captured, capture_call
+from aheadgrad.options import Options
+from aheadgrad.partition.stage import partition
+from aheadgrad.report.journal import Journal
+from aheadgrad.runtime.stage import Entry, make_entry
+
+
+def run_capture(call: Call, options: Options, journal: Journal) -> Captured:
+    """From a call to its joint program."""
+    return capture_call(call, options, journal)
+
+
+def run(call: Call, options: Options) -> Entry:
+    """From a call to a compiled entry."""
+    journal = Journal()
+    captured = run_capture(call, options, journal)
+    with journal.stage("split"):
+        split = partition(captured, options)
+    with journal.stage("compile"):
+        compiled = compile_split(split, options)
+    with journal.stage("assemble"):
+        return make_entry(captured, split, compiled, options, journal)

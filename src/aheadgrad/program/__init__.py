@@ -1,0 +1,1 @@
+"""Programs: an FX graph plus a signature of typed slots."""

@@ -1,0 +1,145 @@
+"""Typed slots: what each input and output of a program means.
+
+A program never says "outputs 2 to 4 are updated inputs"; it carries one slot per position:
+
+    Signature(inputs=(Parameter("weight"), UserInput("x")), outputs=(UserOutput(0), Saved("weight")))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Common base; `describe()` is what people read."""
+
+    def describe(self) -> str:
+        return type(self).__name__
+
+
+# ---- inputs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parameter(Slot):
+    name: str
+
+    def describe(self) -> str:
+        return f"parameter {self.name}"
+
+
+@dataclass(frozen=True)
+class Buffer(Slot):
+    name: str
+
+    def describe(self) -> str:
+        return f"buffer {self.name}"
+
+
+@dataclass(frozen=True)
+class UserInput(Slot):
+    path: str
+
+    def describe(self) -> str:
+        return f"input {self.path}"
+
+
+@dataclass(frozen=True)
+class ClosedOver(Slot):
+    """A tensor that the function reached without being given it."""
+
+    what: str
+
+    def describe(self) -> str:
+        return f"closed-over tensor {self.what}"
+
+
+@dataclass(frozen=True)
+class SharedBase(Slot):
+    """The common base of inputs that share memory, in place of those inputs."""
+
+    members: tuple[str, ...]
+
+    def describe(self) -> str:
+        return f"base shared by {', '.join(self.members)}"
+
+
+@dataclass(frozen=True)
+class Tangent(Slot):
+    of: Slot
+
+    def describe(self) -> str:
+        return f"tangent of {self.of.describe()}"
+
+
+# ---- outputs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdatedInput(Slot):
+    of: Slot
+
+    def describe(self) -> str:
+        return f"new value of {self.of.describe()}"
+
+
+@dataclass(frozen=True)
+class UserOutput(Slot):
+    index: int
+
+    def describe(self) -> str:
+        return f"output {self.index}"
+
+
+@dataclass(frozen=True)
+class ViewBase(Slot):
+    """An intermediate that outputs are views of (or share memory with)."""
+
+    index: int
+
+    def describe(self) -> str:
+        return f"base {self.index} of output views"
+
+
+@dataclass(frozen=True)
+class Gradient(Slot):
+    of: Slot
+
+    def describe(self) -> str:
+        return f"gradient of {self.of.describe()}"
+
+
+@dataclass(frozen=True)
+class Saved(Slot):
+    """A value that the forward keeps for the backward."""
+
+    name: str
+    reason: str = ""
+
+    def describe(self) -> str:
+        return f"saved {self.name}" + (f" ({self.reason})" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class SavedSize(Slot):
+    """A number that the forward keeps for the backward."""
+
+    name: str
+
+    def describe(self) -> str:
+        return f"saved size {self.name}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One slot per placeholder and per output of a program, in order."""
+
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+
+    def outputs_of(self, kind: type[Slot]) -> list[int]:
+        return [i for i, slot in enumerate(self.outputs) if isinstance(slot, kind)]
+
+    def inputs_of(self, kind: type[Slot]) -> list[int]:
+        return [i for i, slot in enumerate(self.inputs) if isinstance(slot, kind)]

@@ -1,0 +1,1 @@
+"""Reports: what each stage did, how long it took, what it decided."""

@@ -1,0 +1,1 @@
+"""Run time: one generated entry function, and the autograd nodes behind it."""

@@ -1,0 +1,159 @@
+"""Assembles the entry function: the program's call and everything around it, as one script.
+
+Sections, in the order in which they run:
+
+    forward      the compiled forward, without grad mode; updates that autograd must not see
+    leaves       tensors that become leaves inside
+    nodes        one autograd node per component adopts its outputs
+    updates      input updates that autograd must see
+    views        outputs that share memory, made again from their roots
+    ambient      grad mode as the function left it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.exits import Exit
+from aheadgrad.conventions import ambient, outputs, updates
+from aheadgrad.facts.facts import Facts
+from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.autograd import set_grad_enabled
+
+
+@dataclass(eq=False)
+class NodeCall:
+    """How one component's node is applied."""
+
+    apply: Callable[..., Any]
+    exits: list[int]
+    saved: list[str]
+    sizes: list[str]
+    targets: list[Any]
+
+
+@dataclass(eq=False)
+class Assembly:
+    """Everything that the entry function is made from."""
+
+    facts: Facts
+    exits: list[Exit]
+    inputs: int
+    forward: Callable[[list[Any]], list[Any]]
+    results: int
+    nodes: list[NodeCall]
+    view_results: frozenset[int]
+    grad_before: bool
+    inference: bool
+    autocast: AutocastState | None
+    in_graph_updates: frozenset[int] = frozenset()
+    members: tuple[str, ...] = ()
+    names: Namespace = field(default_factory=Namespace)
+
+    @cached_property
+    def updated(self) -> dict[int, int]:
+        return updates.updated_exits(self)
+
+    @cached_property
+    def input_names(self) -> dict[int, str]:
+        """Names by input index; members of a shared base count down from -1."""
+        names = {i: f"p{i}" for i in range(self.inputs)}
+        names.update({-1 - k: name for k, name in enumerate(self.members)})
+        return names
+
+
+def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
+    """The entry function `entry(*inputs) -> list of flat outputs`, and its source."""
+    script = Script("entry", a.names)
+    params = [f"p{i}" for i in range(a.inputs)]
+    _forward_section(script, a, params)
+    updates.emit_leaves(script, a)
+    outputs.emit_inner_leaves(script, a)
+    if a.nodes or not a.inference:
+        _graded_sections(script, a)
+    else:
+        outputs.emit(script, a)
+    ambient.emit(script, a)
+    script.line(f"return [{', '.join(outputs.expressions(a))}]")
+    return script.function(", ".join([*params, *a.members]))
+
+
+def result_name(i: int) -> str:
+    return f"r{i}"
+
+
+def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
+    set_grad = script.names.name(set_grad_enabled, "set_grad")
+    if a.autocast is not None:
+        off = script.names.name(torch.set_autocast_enabled, "set_autocast")
+        for device, _ in a.autocast.enabled:
+            script.line(f"{off}({device!r}, False)")
+    if a.grad_before and not a.inference:
+        script.line(f"{set_grad}(False)")
+    needs_restore = (a.grad_before and not a.inference) or a.autocast is not None
+    if not needs_restore:
+        _call_forward(script, a, params)
+        return
+    with script.block("try:"):
+        _call_forward(script, a, params)
+    with script.block("finally:"):
+        if a.grad_before and not a.inference:
+            script.line(f"{set_grad}(True)")
+        if a.autocast is not None:
+            for device, _ in a.autocast.enabled:
+                script.line(f"{off}({device!r}, True)")
+
+
+def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
+    call = f"{script.names.name(a.forward, 'forward')}([{', '.join(params)}])"
+    results = [result_name(i) for i in range(a.results)]
+    script.line(f"{', '.join(results)}, = {call}" if results else call)
+    for i in sorted(a.view_results):
+        script.line(f"{result_name(i)} = {result_name(i)}.detach()")
+    updates.emit_hidden(script, a)
+
+
+def _graded_sections(script: Script, a: Assembly) -> None:
+    """Nodes, tracked updates and views, in grad mode."""
+    set_grad = script.names.name(set_grad_enabled, "set_grad")
+    if a.grad_before or not (a.nodes or outputs.any_views(a) or updates.any_tracked(a)):
+        _emit_graded(script, a)
+        return
+    script.line(f"{set_grad}(True)")
+    with script.block("try:"):
+        _emit_graded(script, a)
+    with script.block("finally:"):
+        script.line(f"{set_grad}(False)")
+
+
+def _emit_graded(script: Script, a: Assembly) -> None:
+    for node in a.nodes:
+        outs = ", ".join(result_name(i) for i in node.exits)
+        saved = "".join(f"{name}, " for name in node.saved)
+        sizes = "".join(f"{name}, " for name in node.sizes)
+        targets = "".join(f", {_target(t)}" for t in node.targets)
+        apply = script.names.name(node.apply, "apply")
+        single = "" if len(node.exits) > 1 else ","
+        call = f"{apply}(({outs}{single}), ({saved}), ({sizes}){targets})"
+        script.line(f"{outs} = {call}")
+    if len(a.exits) < a.results:
+        script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
+    updates.emit_tracked(script, a)
+    outputs.emit(script, a)
+
+
+def _target(target: Any) -> str:
+    if target.kind == "input":
+        return f"p{target.index}"
+    return f"leaf_{target.kind}_{target.index}"
+
+
+def is_tensor_exit(e: Exit) -> bool:
+    return isinstance(e.value, Tensor)

@@ -1,0 +1,80 @@
+"""The backward of one component: a program per pattern of tangents, compiled when first seen.
+
+A pattern says which tangents exist and how they are laid out. Missing tangents stay missing:
+their branch is not computed, and inputs that only they lead to get `None`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+
+Run = Callable[[list[Any]], list[Any]]
+MAX_LAYOUTS = 8
+
+
+class Failure:
+    """A backward that cannot be: it raises what eager raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        raise type(self.error)(*self.error.args)
+
+
+class Backward:
+    """Finds (or makes) the program for the tangents at hand."""
+
+    def __init__(
+        self,
+        expected: tuple[tuple[Any, ...], ...],
+        compiled: Run | None,
+        make: Callable[[tuple[Any, ...], AutocastState | None], Run],
+        fixed_autocast: bool,
+    ) -> None:
+        self.expected = expected
+        self.make = make
+        self.fixed_autocast = fixed_autocast
+        self.programs: dict[Any, Run] = {}
+        if compiled is not None:
+            self.programs[(expected, None)] = compiled
+        self._lock = threading.RLock()
+
+    def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+        pattern = tuple(None if t is None else _layout(t) for t in tangents)
+        state = None if self.fixed_autocast else autocast_state()
+        program = self.programs.get((pattern, state))
+        if program is None:
+            if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
+                usual = tuple(
+                    None if p is None else e for p, e in zip(pattern, self.expected, strict=True)
+                )
+                if usual != pattern:
+                    return self.run(saved, tuple(map(_laid_out, tangents, self.expected)))
+            with self._lock:
+                program = self.programs.get((pattern, state))
+                if program is None:
+                    program = self.programs[(pattern, state)] = self.make(pattern, state)
+        args = [*saved, *(t for t in tangents if t is not None)]
+        if state is None:
+            return program(args)
+        with state.suspended():
+            return program(args)
+
+
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    return t.stride()
+
+
+def _laid_out(t: Tensor | None, strides: tuple[Any, ...]) -> Tensor | None:
+    """The same tangent with the strides that a program was compiled for."""
+    if t is None or t.stride() == strides:
+        return t
+    return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

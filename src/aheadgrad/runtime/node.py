@@ -1,0 +1,77 @@
+"""The autograd node of one component, as a class with generated methods.
+
+The forward program has run before the node is applied: the node only adopts its results, keeps
+what the backward needs, and hands tangents to the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aheadgrad.errors import HigherOrderError
+from aheadgrad.runtime.backward import Backward
+from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.torchlayer.autocast import any_autocast
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply
+
+
+def make_node(
+    backward: Backward, outputs: int, saved: int, sizes: int, inputs: int, number: int
+) -> tuple[Callable[..., Any], str]:
+    """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source."""
+    names = Namespace()
+    forward, forward_source = _forward(names, outputs, saved, sizes)
+    run, backward_source = _backward(names, backward, outputs, sizes, inputs)
+    node = type(
+        f"Compiled{number}",
+        (NodeBase,),
+        {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
+    )
+    return bare_apply(node), forward_source + "\n" + backward_source
+
+
+def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[Any, str]:
+    script = Script("node_forward", names)
+    script.line("ctx.set_materialize_grads(False)")
+    if saved:
+        script.line("ctx.save_for_backward(*saved)")
+    if sizes:
+        script.line("ctx.sizes = sizes")
+    script.line("return outs" if outputs != 1 else "return outs[0]")
+    return script.function("ctx, outs, saved, sizes, *inputs")
+
+
+def _backward(names: Namespace, backward: Backward, outputs: int, sizes: int, inputs: int) -> tuple[Any, str]:
+    script = Script("node_backward", names)
+    tangents = [f"t{i}" for i in range(outputs)]
+    with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
+        script.line(f"{names.name(_no_higher_order, 'no_higher_order')}()")
+    saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
+    script.line(f"saved = {saved}")
+    key = (backward.expected, None)
+    usual = backward.programs.get(key)
+    if usual is not None:
+        tests = [
+            f"{t} is not None and {t}.stride() == {names.literal(tuple(s))}"
+            for t, s in zip(tangents, backward.expected, strict=True)
+        ]
+        if not backward.fixed_autocast:
+            tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
+        with script.block(f"if {' and '.join(tests)}:"):
+            script.line(
+                f"return (None, None, None, *{names.name(usual, 'backward')}([*saved, {', '.join(tangents)}]))"
+            )
+    joined = ", ".join(tangents) + ","
+    script.line(f"return (None, None, None, *{names.name(backward, 'find_backward')}.run(saved, ({joined})))")
+    return script.function(f"ctx, {', '.join(tangents)}")
+
+
+def _no_higher_order() -> None:
+    raise HigherOrderError(
+        "A second derivative was asked for (backward with create_graph=True) through a compiled "
+        "function. This version compiles first derivatives; call the uncompiled function where you "
+        "need higher ones."
+    )

@@ -1,0 +1,154 @@
+"""The last stage: nodes, the entry function, and what stays of the compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.backends.registry import compile_program
+from aheadgrad.backends.stage import Executables
+from aheadgrad.capture.joint import Component
+from aheadgrad.capture.stage import Captured
+from aheadgrad.facts.facts import FreshRoot, FunctionView, IsRoot
+from aheadgrad.options import Options
+from aheadgrad.partition.split import SavedSet
+from aheadgrad.partition.stage import SplitPrograms, backward
+from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.report.journal import Journal
+from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
+from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.node import make_node
+from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.dispatch import is_view_op
+
+
+@dataclass(eq=False)
+class Entry:
+    """A compiled entry: `run(*inputs)` gives the flat outputs."""
+
+    run: Callable[..., list[Any]]
+    source: str
+    captured: Captured
+    split: SplitPrograms
+    executables: Executables
+    journal: Journal
+
+
+def make_entry(
+    captured: Captured, split: SplitPrograms, compiled: Executables, options: Options, journal: Journal
+) -> Entry:
+    nodes, node_sources = [], []
+    for number, component in enumerate(captured.joint.components):
+        call, source = _node(captured, split, compiled, options, number, component)
+        nodes.append(call)
+        node_sources.append(source)
+    assembly = Assembly(
+        facts=captured.facts,
+        exits=captured.exits,
+        inputs=len(captured.inputs),
+        forward=compiled.forward,
+        results=len(split.forward.signature.outputs),
+        nodes=nodes,
+        view_results=_view_results(captured),
+        grad_before=captured.forward.grad_mode_before,
+        inference=torch.is_inference_mode_enabled(),
+        autocast=captured.autocast,
+        members=tuple(f"m{k}" for k in range(len(captured.session.members))),
+    )
+    run, source = assemble(assembly)
+    return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
+
+
+def _node(
+    captured: Captured,
+    split: SplitPrograms,
+    compiled: Executables,
+    options: Options,
+    number: int,
+    component: Component,
+) -> tuple[NodeCall, str]:
+    saved = split.saved[number]
+    expected = captured.joint.expected_pattern(component)
+    gradients = split.gradients[number]
+    known = compiled.backwards[number] if gradients is not None and gradients.pattern == expected else None
+
+    def make(pattern: Any, state: AutocastState | None) -> Any:
+        return _make_backward(captured, options, component, saved, pattern, state)
+
+    runs = Backward(expected, known, make, captured.fixed_autocast)
+    apply, source = make_node(
+        runs, len(component.exits), len(saved.tensors), len(saved.sizes), len(component.targets), number
+    )
+    tensor_names = [_saved_name(captured, split, component, s.value) for s in saved.tensors]
+    size_names = [_size_name(split, name) for name, _ in saved.sizes]
+    return NodeCall(apply, component.exits, tensor_names, size_names, component.targets), source
+
+
+def _make_backward(
+    captured: Captured,
+    options: Options,
+    component: Component,
+    saved: SavedSet,
+    pattern: Any,
+    state: AutocastState | None,
+) -> Any:
+    """A backward for a pattern of tangents that was not seen before."""
+    state = captured.backward_autocast if captured.fixed_autocast else state
+    try:
+        gradients = captured.record(component, pattern, state)
+    except Exception as error:
+        return Failure(error)
+    return compile_program(options.backend, backward(captured, gradients, saved))
+
+
+def _saved_name(captured: Captured, split: SplitPrograms, component: Component, value: Tensor) -> str:
+    """Where the entry function finds a value to save: an input, or a result of the forward."""
+    for i, (_, given) in enumerate(captured.inputs):
+        if given is value:
+            return f"p{i}"
+    own = set(component.exits)
+    for i, e in enumerate(captured.exits):
+        if e.value is value and i in own:
+            return f"r{i}"
+    first = len(captured.exits)
+    position = next(k for k, s in enumerate(split.all_saved.tensors) if s.value is value)
+    shared = any(e.value is value and e.differentiable for e in captured.exits)
+    return f"r{first + position}" + (".detach()" if shared else "")
+
+
+def _size_name(split: SplitPrograms, name: str) -> str:
+    names = [n for n, _ in split.all_saved.sizes]
+    outputs = len(split.forward.signature.outputs)
+    return f"r{outputs - len(names) + names.index(name)}"
+
+
+def _view_results(captured: Captured) -> frozenset[int]:
+    """Results that the graph makes with a view op although nobody else sees their base."""
+    found = set()
+    seen: set[int] = set()
+    for i, e in enumerate(captured.exits):
+        if not isinstance(e.value, Tensor) or not _is_own(captured, e.slot):
+            continue
+        made = captured.session.trace.producer(e.value)
+        if made is None or is_view_op(captured.session.trace.records[made.record].target) or id(e.value) in seen:
+            found.add(i)
+        seen.add(id(e.value))
+    return frozenset(found)
+
+
+def _is_own(captured: Captured, slot: Any) -> bool:
+    """Is this result handed out as it is (rather than made again from a root)?"""
+    if isinstance(slot, ViewBase):
+        return True
+    if not isinstance(slot, UserOutput):
+        return True
+    fact = captured.facts.outputs[slot.index]
+    if isinstance(fact, IsRoot):
+        return isinstance(captured.facts.roots[fact.root], FreshRoot)
+    from aheadgrad.facts.facts import Fresh
+
+    return isinstance(fact, Fresh) and not isinstance(fact, FunctionView)

@@ -1,0 +1,245 @@
+"""Eager is the oracle: is a compiled function the same as the function it was made from?
+
+``compare`` calls both on inputs of their own and compares everything that BEHAVIOURS calls "same":
+exceptions, trees, values, layouts, autograd flags, identities, shared memory, the inputs afterwards,
+ambient and random state; then gradients, ``None`` included; then what happens when the caller writes
+into a result. The answer is a list, empty when there is nothing to tell.
+
+    >>> def make_inputs():
+    ...     x = torch.ones(2, requires_grad=True)
+    ...     return Inputs((x,), leaves=[x])
+    >>> for found in compare(lambda x: x, lambda x: x.clone(), make_inputs):
+    ...     print(found)
+    [all] output tree: eager args[0], compiled output
+    ...
+
+Gradients of higher order are asked for with ``order=2`` and so on: what is compared at order n are the
+gradients of the gradients of order n - 1.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.testing.observe import Inputs, Raised
+from aheadgrad.testing.runs import Around, Record, Scenario, run
+
+__all__ = ["Disagreement", "Inputs", "Tolerance", "assert_same", "compare"]
+
+BACKWARD_KINDS = ("all", "each", "sequence", "twice")
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """One thing that eager and the compiled function do differently."""
+
+    scenario: str
+    what: str
+    eager: str
+    compiled: str
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What sort of disagreement this is, whatever the names and numbers."""
+        subject = re.sub(r"\[.*\]", "", self.what)
+        endings = ("raises" if text.startswith("raises") else "" for text in (self.eager, self.compiled))
+        return (self.scenario.split()[0], subject, *endings)
+
+    def __str__(self) -> str:
+        return f"[{self.scenario}] {self.what}: eager {self.eager}, compiled {self.compiled}"
+
+
+# relative and absolute, wide enough for sums taken in another order
+DTYPE_TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-9, 1e-10),
+    torch.complex128: (1e-9, 1e-10),
+    torch.float32: (1e-5, 1e-6),
+    torch.complex64: (1e-5, 1e-6),
+    torch.float16: (2e-3, 1e-4),
+    torch.bfloat16: (2e-2, 1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How close values have to be (by dtype where not given), and which details may differ.
+
+    ``versions``: version counters move by the same amount, not just both or neither.
+    ``unit_strides``: strides are equal also where they mean nothing, in dimensions of one element.
+    ``error_types``: the compiled call raises eager's type of error or one of aheadgrad's own.
+    """
+
+    rtol: float | None = None
+    atol: float | None = None
+    versions: bool = True
+    unit_strides: bool = True
+    error_types: bool = True
+
+    def close(self, left: Tensor, right: Tensor) -> bool:
+        if left.dtype != right.dtype or left.shape != right.shape or left.device != right.device:
+            return False
+        if torch.equal(left, right):
+            return True
+        if not (left.is_floating_point() or left.is_complex()):
+            return False
+        rtol, atol = DTYPE_TOLERANCE.get(left.dtype, (0.0, 0.0))
+        rtol = rtol if self.rtol is None else self.rtol
+        atol = atol if self.atol is None else self.atol
+        return torch.allclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+
+    def same_error(self, eager: Raised, compiled: Raised) -> bool:
+        if not self.error_types or issubclass(compiled.type, eager.type):
+            return True
+        return compiled.type.__module__.partition(".")[0] == "aheadgrad"
+
+    def same(self, what: str, eager: object, compiled: object) -> bool:
+        if isinstance(eager, Tensor) and isinstance(compiled, Tensor):
+            return self.close(eager, compiled)
+        if isinstance(eager, Raised) and isinstance(compiled, Raised):
+            return self.same_error(eager, compiled)
+        if type(eager) is not type(compiled):
+            return False
+        if what.endswith("._version change") and not self.versions:
+            return bool(eager) == bool(compiled)
+        if what.endswith(".true stride" if self.unit_strides else ".stride"):
+            return True
+        return eager == compiled
+
+
+def show(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return str(value)
+    if value.dtype == torch.uint8 and value.numel() > 64:
+        return f"<{value.numel()} bytes>"
+    digits = ", ".join(f"{number:.7g}" for number in value.flatten()[:6].tolist())
+    more = ", ..." if value.numel() > 6 else ""
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {{{digits}{more}}}"
+
+
+def differences(
+    scenario: Scenario, eager: Record, compiled: Record, tolerance: Tolerance
+) -> Iterator[Disagreement]:
+    """Compare two tables of facts, in the order in which the facts were seen."""
+
+    def differ(what: str, left: object, right: object) -> Disagreement:
+        return Disagreement(str(scenario), what, show(left), show(right))
+
+    raised = eager.raised(), compiled.raised()
+    if raised != (None, None):
+        late = eager.raised("backward")
+        if raised[0] is None and raised[1] is not None and late and tolerance.same_error(late, raised[1]):
+            return  # an error that eager would only raise at backward may come early
+        if not tolerance.same("call", eager.facts["call"], compiled.facts["call"]):
+            yield differ("call", eager.facts["call"], compiled.facts["call"])
+        elif compiled.facts["ambient state lost"] and not eager.facts["ambient state lost"]:
+            yield differ("ambient state after the error", "unchanged", "changed")
+        return
+    # where the trees or the outcomes of the backward differ, facts without a counterpart say nothing new
+    alike = eager.facts["output tree"] == compiled.facts["output tree"]
+    alike &= str(eager.facts.get("backward"))[:6] == str(compiled.facts.get("backward"))[:6]
+    for what in dict.fromkeys([*eager.facts, *compiled.facts]):
+        if what not in eager.facts or what not in compiled.facts:
+            if alike or what == "backward":
+                yield differ(what, eager.facts.get(what, "absent"), compiled.facts.get(what, "absent"))
+        elif not tolerance.same(what, eager.facts[what], compiled.facts[what]):
+            yield differ(what, eager.facts[what], compiled.facts[what])
+
+
+def further_scenarios(
+    eager: Record, backward: Sequence[str], write_after: bool, order: int
+) -> list[Scenario]:
+    """What else to try, knowing what eager returned and which inputs it changed."""
+    found: list[Scenario] = []
+    if "each" in backward:
+        found += [Scenario("each", name) for name in eager.terms + eager.refused]
+    found += [Scenario(kind) for kind in ("sequence", "twice") if kind in backward and eager.terms]
+    if order > 1 and eager.terms:
+        found.append(Scenario("higher", order=order))
+    if write_after:
+        for name in dict.fromkeys(eager.outputs + eager.touched):
+            dtype = eager.facts[name + ".dtype"]
+            found += [Scenario("write", name, "scale"), Scenario("write", name, "hidden")]
+            if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
+                found.append(Scenario("write", name, "join"))
+    return found
+
+
+def compare(
+    fn: Callable[..., Any],
+    compiled: Callable[..., Any],
+    make_inputs: Callable[[], Inputs],
+    *,
+    backward: Sequence[str] = ("all", "each"),
+    write_after: bool = True,
+    order: int = 1,
+    rtol: float | None = None,
+    atol: float | None = None,
+    versions: bool = True,
+    unit_strides: bool = True,
+    error_types: bool = True,
+    around: Around = nullcontext,
+    extra: int | None = None,
+    seed: int = 0,
+    through: tuple[type[BaseException], ...] = (),
+) -> list[Disagreement]:
+    """What ``compiled`` does differently from ``fn``; empty when nothing.
+
+    ``make_inputs`` builds the same inputs anew at each call. ``backward`` names the ways of taking
+    gradients: ``all`` results together, ``each`` alone, one after the other in ``sequence``, ``twice``.
+    ``extra`` limits how many scenarios beside the first are tried, drawn by ``seed``; all by default.
+    ``around`` makes a context for the call itself, such as ``torch.no_grad``. Exceptions of the types in
+    ``through`` are passed on instead of being compared. ``versions``, ``unit_strides`` and ``error_types``
+    can be set to False to forgive details, see ``Tolerance``.
+    """
+    unknown = set(backward) - set(BACKWARD_KINDS)
+    if unknown:
+        raise ValueError(
+            f"backward: unknown kinds {sorted(unknown)}; choose from {', '.join(BACKWARD_KINDS)}"
+        )
+    tolerance = Tolerance(rtol, atol, versions, unit_strides, error_types)
+    found: dict[tuple[str, ...], Disagreement] = {}
+
+    def both(scenario: Scenario) -> Record:
+        eager = run(fn, make_inputs, scenario, around=around)
+        other = run(compiled, make_inputs, scenario, through, around)
+        for difference in differences(scenario, eager, other, tolerance):
+            found.setdefault((difference.what, difference.eager, difference.compiled), difference)
+        return eager
+
+    eager = both(Scenario("all" if "all" in backward else "look"))
+    if eager.raised() or any(difference.what == "call" for difference in found.values()):
+        return list(found.values())
+    scenarios = further_scenarios(eager, backward, write_after, order)
+    if extra is not None and len(scenarios) > extra:
+        scenarios = random.Random(seed).sample(scenarios, extra)
+    for scenario in scenarios:
+        both(scenario)
+    return list(found.values())
+
+
+def report(found: Sequence[Disagreement], limit: int = 20) -> str:
+    lines = [f"compiled differs from eager in {len(found)} respects:"]
+    lines += [f"  {difference}" for difference in found[:limit]]
+    if len(found) > limit:
+        lines.append(f"  ... and {len(found) - limit} more")
+    return "\n".join(lines)
+
+
+def assert_same(
+    fn: Callable[..., Any],
+    compiled: Callable[..., Any],
+    make_inputs: Callable[[], Inputs],
+    **options: Any,
+) -> None:
+    """Raise ``AssertionError`` with a readable list when ``compare`` (same options) finds anything."""
+    found = compare(fn, compiled, make_inputs, **options)
+    if found:
+        raise AssertionError(report(found))

@@ -1,0 +1,54 @@
+"""Autograd internals: nodes without ceremony, view flags, version counters, saved-tensor hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CreationMeta = torch._C._autograd.CreationMeta
+creation_meta = torch._C._autograd._get_creation_meta
+set_creation_meta = torch._C._autograd._set_creation_meta
+set_grad_enabled = torch._C._set_grad_enabled
+NodeBase = torch.autograd.Function
+
+
+def is_view(t: Tensor) -> bool:
+    return bool(t._is_view())
+
+
+def base_of(t: Tensor) -> Tensor | None:
+    base: Tensor | None = t._base
+    return base
+
+
+def version(t: Tensor) -> int:
+    return int(t._version)
+
+
+def set_version(t: Tensor, value: int) -> None:
+    torch._C._autograd._unsafe_set_version_counter((t,), (value,))
+
+
+def bare_apply(node: type) -> Callable[..., Any]:
+    """`Function.apply` of the C base class: skips the Python layer that handles functorch."""
+    bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]
+    return bound
+
+
+def in_graph_task() -> bool:
+    """Is a backward running in this thread?"""
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+@contextmanager
+def saved_tensor_hooks_off() -> Iterator[None]:
+    """Shields a capture from saved-tensor hooks (a user's, or those of a surrounding checkpoint)."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)

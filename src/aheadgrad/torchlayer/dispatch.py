@@ -1,0 +1,50 @@
+"""Dispatch and function modes, op schemas, and what is active in this thread."""
+
+from __future__ import annotations
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "TorchFunctionMode",
+    "dispatch_modes",
+    "dual_level",
+    "function_modes",
+    "is_mutable",
+    "is_random",
+    "is_view_op",
+    "no_function_modes",
+    "transform_level",
+]
+
+dispatch_modes = torch._C._len_torch_dispatch_stack
+function_modes = torch._C._len_torch_function_stack
+transform_level = torch._C._functorch.maybe_current_level
+no_function_modes = torch._C.DisableTorchFunction
+
+
+def dual_level() -> int:
+    """The active forward-mode level, -1 when there is none."""
+    return int(forward_ad._current_level)
+
+
+def is_random(op: object) -> bool:
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_mutable(op: object) -> bool:
+    return isinstance(op, OpOverload) and op._schema.is_mutable
+
+
+def is_view_op(op: object) -> bool:
+    if not isinstance(op, OpOverload):
+        return False
+    first = op._schema.arguments[:1]
+    return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)

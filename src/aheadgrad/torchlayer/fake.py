@@ -1,0 +1,84 @@
+"""Fake tensors: tensors with sizes, strides, dtype and device but no data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+)
+
+__all__ = [
+    "DATA_DEPENDENT_ERRORS",
+    "FakeTensor",
+    "FakeTensorMode",
+    "fake_like",
+    "mode_of",
+    "new_mode",
+    "symbolic_like",
+]
+
+DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+)
+
+
+def new_mode(*, dynamic: bool) -> FakeTensorMode:
+    """A fresh fake mode; a dynamic one turns sizes into symbols."""
+    shapes = ShapeEnv() if dynamic else None
+    return FakeTensorMode(shape_env=shapes, static_shapes=not dynamic)
+
+
+def mode_of(tensors: list[Any]) -> FakeTensorMode | None:
+    """The fake mode that the given inputs already live in, if any."""
+    for t in tensors:
+        if isinstance(t, FakeTensor):
+            mode: FakeTensorMode = t.fake_mode
+            return mode
+    return None
+
+
+def fake_like(mode: FakeTensorMode, t: Tensor) -> FakeTensor:
+    """A fake tensor with the geometry of `t`, in a storage of its own.
+
+    Must run outside functionalization and modes. Much cheaper than `FakeTensorMode.from_tensor`,
+    which also rebuilds the autograd history and the view chain that we set up ourselves.
+    """
+    device = t.fake_device if isinstance(t, FakeTensor) else t.device
+    offset = t.storage_offset()
+    if isinstance(offset, int) and offset == 0:
+        meta = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+    else:
+        length = offset + 1 + sum((n - 1) * s for n, s in zip(t.size(), t.stride(), strict=True))
+        if not isinstance(t, FakeTensor) and t.device.type != "meta":
+            length = max(length, t.untyped_storage().nbytes() // t.element_size())
+        meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(t.size(), t.stride(), offset)
+        meta = meta.detach()
+    if t.is_conj():
+        meta = meta.conj().detach()
+    if t.is_neg():
+        meta = torch._neg_view(meta).detach()
+    return FakeTensor(mode, meta, device)
+
+
+def symbolic_like(mode: FakeTensorMode, t: Tensor, source: str) -> FakeTensor:
+    """As `fake_like`, with sizes that are symbols of the mode's shape environment."""
+    from torch._dynamo.source import ConstantSource
+
+    with torch._C._DisableTorchDispatch() if hasattr(torch._C, "_DisableTorchDispatch") else torch.no_grad():
+        fake = mode.from_tensor(t.detach(), static_shapes=False, source=ConstantSource(source))
+    out: FakeTensor = fake
+    return out
