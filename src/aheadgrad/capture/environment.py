@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from aheadgrad.torchlayer import functional, random
+from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
 
 
@@ -19,6 +20,7 @@ def tracing(*modes: object) -> Iterator[None]:
         stack.enter_context(random.preserved())
         stack.enter_context(saved_tensor_hooks_off())
         stack.enter_context(functional.enabled())
+        stack.enter_context(quiet_logs())
         for mode in modes:
             stack.enter_context(mode)  # type: ignore[arg-type]
         try:

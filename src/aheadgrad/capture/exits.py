@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.capture.forward import Forward
 from aheadgrad.capture.session import Session
 from aheadgrad.facts.aliases import Aliases
-from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, IsRoot
+from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, IsRoot, ViewOf
 from aheadgrad.program.slots import Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer import functional
 
@@ -68,6 +68,8 @@ def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list
     found: list[Any] = []
     for j, fact in enumerate(facts.outputs):
         if isinstance(fact, Fresh) and fact.leaf:
+            found.append(("output", j, outputs[j]))
+        elif isinstance(fact, ViewOf) and fact.leaf:
             found.append(("output", j, outputs[j]))
     for r, root in enumerate(facts.roots):
         if isinstance(root, AliasRoot) and root.leaf:

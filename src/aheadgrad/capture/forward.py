@@ -71,7 +71,7 @@ def run(session: Session, call: Call) -> Forward:
         except Exception as error:
             raise _explained(error) from error
         after = torch.is_grad_enabled()
-        flat, spec = pytree.tree_flatten(result)
+        flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
@@ -120,6 +120,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
         functional.sync(shadow)
     for value in flat:
         if isinstance(value, Tensor):
+            session.layouts.settle(value)
             functional.sync(value)
 
 

@@ -72,6 +72,9 @@ class Joint:
         self.recorded += 1
         session.trace.phase = phase = f"backward {self.recorded}"
         wanted = component.targets if targets is None else targets
+        if not wanted:
+            tangents = [None] * len(component.exits)
+            return Gradients(component, pattern, tangents, [], phase)  # type: ignore[arg-type]
         try:
             with session.running(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)

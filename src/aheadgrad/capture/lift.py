@@ -2,7 +2,7 @@
 
 - A real tensor that the user's code reaches (a global, a module's attribute, an optimizer's state)
   becomes a hidden input: its value is read at each call and gradients reach it.
-- An in-place op keeps the strides of what it writes to, as in eager.
+- An in-place op keeps the strides of what it writes to, as in eager (`layouts`).
 - Asking for a tensor's value in Python cannot be recorded and raises an error that says so.
 """
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture import layouts
+from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.substitutes import SUBSTITUTES
 from aheadgrad.errors import DataDependentError
 from aheadgrad.torchlayer import functional
@@ -29,14 +31,33 @@ _NEEDS_VALUE = {
     torch.Tensor.data_ptr: "Tensor.data_ptr()",
 }
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
+
+
+_KEEPS_NO_STRIDES = {
+    "t_",
+    "transpose_",
+    "swapaxes_",
+    "swapdims_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
+    "resize_",
+    "resize_as_",
+    "set_",
+    "detach_",
+    "requires_grad_",
+}
 
 
 def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name.endswith("_"):
+        if name in _KEEPS_NO_STRIDES:
+            return False
         return not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
-    return "out" in kwargs
+    return "out" in kwargs or kwargs.get("inplace") is True
 
 
 class Lift(TorchFunctionMode):
@@ -55,14 +76,22 @@ class Lift(TorchFunctionMode):
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
+        if self.session.layouts.pending:
+            self.session.layouts.settle((args, kwargs))
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
+        if func in _AS_STRIDED and isinstance(args[0], Tensor):
+            args = (layouts.flattest(args[0]), *_explicit_offset(*args, **kwargs))
+            kwargs = {}
         substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
-        out = func(*args, **kwargs) if substitute is None else substitute(*args, **kwargs)
-        if _writes(func, kwargs):
-            for value in (out, args[0] if args else None, kwargs.get("out")):
-                if isinstance(value, Tensor) and functional.is_wrapped(value):
-                    keep_strides(value)
+        if substitute is not None:
+            return substitute(*args, **kwargs)
+        if not _writes(func, kwargs):
+            return func(*args, **kwargs)
+        written = [(t, geometry_of(t)) for t in _destinations(args, kwargs)]
+        out = func(*args, **kwargs)
+        for t, geometry in written:
+            self.session.layouts.written(t, geometry)
         return out
 
     def _swap_all(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -83,23 +112,14 @@ class Lift(TorchFunctionMode):
         return value
 
 
-def keep_strides(t: Tensor) -> None:
-    """After a write: the value that functionalization holds gets the strides the tensor has.
+def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an in-place or `out=` call may write to."""
+    found: list[Tensor] = []
+    for value in (args[0] if args else None, kwargs.get("out")):
+        several = value if isinstance(value, list | tuple) else (value,)
+        found += [t for t in several if isinstance(t, Tensor) and t.layout is torch.strided]
+    return found
 
-    In eager `x[0] = 1` leaves x's strides alone; its functional form makes a fresh tensor whose
-    strides may differ, and a later `view` or `reshape` would then decide differently.
-    """
-    if t.layout is not torch.strided or t.numel() == 0:
-        return
-    functional.sync(t)
-    held = functional.unwrap(t)
-    if held.stride() == t.stride() or held.shape != t.shape:
-        return
-    if any(s == 0 and n > 1 for s, n in zip(t.stride(), t.shape, strict=True)):
-        return
-    with functional.below(), torch.no_grad():
-        room = torch.empty_strided(t.size(), t.stride(), dtype=held.dtype, device=held.device)
-        fixed = torch.ops.aten.copy.default(room, held)
-    functional.replace(t, fixed)
-    functional.commit_update(t)
-    functional.sync(t)
+
+def _explicit_offset(t: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> tuple[Any, Any, Any]:
+    return size, stride, t.storage_offset() if storage_offset is None else storage_offset

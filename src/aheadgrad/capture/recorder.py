@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from aheadgrad.capture.origins import current_origin
-from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, TorchDispatchMode
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
+from aheadgrad.torchlayer.opcache import OpCache
 
 _DEVICE_OF = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -36,6 +37,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.trace = trace
         self.mode = mode
+        self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
 
@@ -56,16 +58,23 @@ class Recorder(TorchDispatchMode):
             return self._constant(args[0])
         else:
             args, kwargs = self._only_fakes(args, kwargs)
-            out = self.mode.dispatch(func, types, args, kwargs)
+            out = self.ops.compute(func, types, args, kwargs)
         if isinstance(out, Tensor | list | tuple) or out is None:
-            self.trace.add(func, args, kwargs, out, current_origin(), current_node_meta())
+            self.trace.add(func, args, kwargs, out, self._origin(), current_node_meta())
         return out
+
+    def _origin(self) -> Origin | None:
+        return current_origin() if self.trace.phase == "forward" else None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # saves the import of Dynamo
 
     def _constant(self, value: Tensor) -> Any:
         """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
         out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
         self.trace.constant(value)
-        self.trace.add(_LIFT_FRESH_COPY, (value,), {}, out, current_origin(), current_node_meta())
+        self.trace.add(_LIFT_FRESH_COPY, (value,), {}, out, self._origin(), current_node_meta())
         return out
 
     def _only_fakes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

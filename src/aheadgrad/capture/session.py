@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aheadgrad.capture.entrances import Entrance, make_entrance
 from aheadgrad.capture.environment import tracing
+from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.trace import Trace
@@ -44,12 +45,19 @@ class Session:
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
+        self.layouts = Layouts()
         self.lifting = Lift(self)
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         with tracing(self.recorder, self.lifting), torch.autograd.set_multithreading_enabled(False):
+            yield
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Only the recorder on: for our own questions to the trace."""
+        with tracing(self.recorder), torch.no_grad():
             yield
 
     def fake(self, t: Tensor, name: str = "") -> FakeTensor:

@@ -98,7 +98,7 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
     ambient = autocast_state()
     with journal.stage("forward"):
         forward = _run_forward(call, options)
-    with journal.stage("facts"):
+    with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
         exits = make_exits(forward, facts, aliases, frozenset())
     with journal.stage("joint"):

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from aheadgrad.torchlayer.autograd import set_version, version
 
 
 def _batch_norm(
@@ -28,9 +31,12 @@ def _batch_norm(
         return torch.batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
+    before = version(running_mean), version(running_var)
     out: Tensor = torch._native_batch_norm_legit(
         input, weight, bias, running_mean, running_var, True, momentum, eps
     )[0]
+    set_version(running_mean, before[0])  # as in eager, where nobody is told of the write
+    set_version(running_var, before[1])
     return out
 
 
@@ -80,8 +86,46 @@ def _instance_norm(
     return out.view(input.shape)
 
 
+def _functional_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not training or running_mean is None or running_var is None:
+        return functional.batch_norm(
+            input, running_mean, running_var, weight, bias, training, momentum, eps
+        )
+    functional._verify_batch_size(input.size())  # type: ignore[attr-defined]
+    return _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, True)
+
+
+def _functional_instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if not use_input_stats or running_mean is None or running_var is None:
+        return functional.instance_norm(
+            input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+        )
+    functional._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+    return _instance_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, True)
+
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.batch_norm: _batch_norm,
     torch.native_batch_norm: _native_batch_norm,
     torch.instance_norm: _instance_norm,
+    functional.batch_norm: _functional_batch_norm,
+    functional.instance_norm: _functional_instance_norm,
 }

@@ -47,7 +47,7 @@ def _expression(a: Assembly, j: int) -> str:
         return a.input_names[fact.index]
     if isinstance(fact, SameAs):
         return _expression(a, fact.output)
-    if isinstance(fact, Fresh) and fact.leaf:
+    if isinstance(fact, Fresh | ViewOf) and fact.leaf:
         return f"leaf_output_{j}"
     if isinstance(fact, Fresh | FunctionView):
         return f"r{_position(a, UserOutput(j))}"
@@ -89,6 +89,10 @@ def emit_inner_leaves(script: Script, a: Assembly) -> None:
         elif isinstance(root, AliasRoot) and root.leaf:
             source = _grow(script, root_name(a, root.of), root.recipe)
             script.line(f"leaf_root_{r} = {source}.requires_grad_()")
+    for j, fact in enumerate(a.facts.outputs):
+        if isinstance(fact, ViewOf) and fact.leaf:
+            _emit_view(script, a, j, fact, {})
+            script.line(f"leaf_output_{j} = out{j}.requires_grad_()")
 
 
 def emit(script: Script, a: Assembly) -> None:
@@ -97,7 +101,7 @@ def emit(script: Script, a: Assembly) -> None:
             _emit_alias_root(script, a, r, root)
     shared: dict[Any, str] = {}
     for j, fact in enumerate(a.facts.outputs):
-        if isinstance(fact, ViewOf):
+        if isinstance(fact, ViewOf) and not fact.leaf:
             _emit_view(script, a, j, fact, shared)
 
 

@@ -48,21 +48,40 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = f"p{fact.index}"
-    bumps = 0
     if fact.storage_changed:
         script.line(f"{target}.set_({new})")
-        bumps = 1
     else:
         if fact.geometry is not None:
             script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
-            bumps += 1
         if fact.data_changed:
             script.line(f"{target}.copy_({new})")
-            bumps += 1
-    extra = fact.version_bumps - bumps
-    if extra and not a.inference:
-        bump = script.names.name(set_version, "set_version")
-        script.line(f"{bump}({target}, {target}._version {'+' if extra > 0 else '-'} {abs(extra)})")
+    if _own_bumps(fact) != fact.version_bumps and not a.inference:
+        script.line(f"{script.names.name(set_version, 'set_version')}({target}, v{fact.index})")
+    elif fact.history_changed and fact.version_bumps and not a.inference:
+        script.line(f"{script.names.name(set_version, 'set_version')}({target}, v{fact.index})")
+
+
+def _own_bumps(fact: InputFacts) -> int:
+    """How often our own update moves the version counter."""
+    if fact.storage_changed:
+        return 1
+    return (fact.geometry is not None) + fact.data_changed
+
+
+def emit_versions(script: Script, a: Assembly) -> None:
+    """Version counters move before anything is saved: what is saved was saved after the changes."""
+    if a.inference:
+        return
+    bump = script.names.name(set_version, "set_version")
+    for fact in a.facts.inputs:
+        if fact.index in a.in_graph_updates or _own_bumps(fact) == fact.version_bumps == 0:
+            continue
+        i = fact.index
+        if fact.history_changed and fact.version_bumps:
+            script.line(f"v{i} = p{i}._version + {fact.version_bumps}")
+            script.line(f"{bump}(p{i}, v{i})")
+        elif _own_bumps(fact) != fact.version_bumps:
+            script.line(f"v{i} = p{i}._version + {fact.version_bumps}")
 
 
 def _geometry(script: Script, g: Geometry) -> str:

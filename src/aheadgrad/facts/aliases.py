@@ -111,6 +111,8 @@ class _Group:
         base = base_of(t)
         if creation_meta(t) != CreationMeta.DEFAULT and base is not None and not _is_function_view(t):
             return None
+        if _is_leaf_view(t):
+            return None
         return Fresh(t.requires_grad, is_view=True)
 
     def _owner(self) -> int:
@@ -147,6 +149,7 @@ class _Group:
             without_grad=meta == CreationMeta.NO_GRAD_MODE,
             stale=_is_stale(t),
             creation=None if implied or meta == CreationMeta.DEFAULT else meta,
+            leaf=_is_leaf_view(t),
         )
 
     def _root_for(self, j: int, t: Tensor, owner: int) -> int:
@@ -170,7 +173,10 @@ class _Group:
 
 def _root(t: Tensor) -> Tensor:
     base = base_of(t) if is_view(t) else None
-    return t if base is None else base
+    if base is None:
+        return t
+    functional.sync(base)
+    return base
 
 
 def _is_function_view(t: Tensor) -> bool:
@@ -184,6 +190,12 @@ def _is_stale(t: Tensor) -> bool:
     except RuntimeError:
         return True
     return False
+
+
+def _is_leaf_view(t: Tensor) -> bool:
+    """A view that was made a leaf by `requires_grad_()` although its base requires no grad."""
+    base = base_of(t)
+    return t.requires_grad and base is not None and not base.requires_grad and t.is_leaf
 
 
 def _cuts(made: Recipe) -> bool:

@@ -147,6 +147,7 @@ class ViewOf:
     without_grad: bool = False
     stale: bool = False
     creation: Any = None
+    leaf: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from aheadgrad.capture.entrances import Entrance
-from aheadgrad.facts.facts import Geometry, InputFacts
+from aheadgrad.capture.layouts import geometry_of
+from aheadgrad.facts.facts import InputFacts
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import version
-
-
-def geometry_of(t: Tensor) -> Geometry:
-    return Geometry(tuple(t.size()), tuple(t.stride()), t.storage_offset())
 
 
 def input_facts(index: int, entrance: Entrance) -> InputFacts:
@@ -20,11 +15,9 @@ def input_facts(index: int, entrance: Entrance) -> InputFacts:
     storage_changed = (
         functional.storage_key(seen) != entrance.storage or functional.storage_was_changed(seen)
     ) and functional.unwrap(seen) is not value
-    geometry = geometry_of(seen)
-    if geometry == geometry_of(value):
-        changed_geometry = None
-    else:
-        changed_geometry = geometry
+    changed_geometry = None
+    if functional.has_metadata_mutation(seen) and geometry_of(seen) != geometry_of(value):
+        changed_geometry = geometry_of(seen)
     history = seen.grad_fn
     becomes_leaf = None
     if history is None and seen.requires_grad != entrance.required_grad and entrance.is_leaf:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.session import Session
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Recipe, Step
-from aheadgrad.facts.mutations import geometry_of
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode
 from aheadgrad.torchlayer.fake import FakeTensor
@@ -28,6 +28,10 @@ class _StepLog(TorchDispatchMode):
         super().__init__()
         self.mode = mode
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # saves the import of Dynamo
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:

@@ -19,11 +19,18 @@ from aheadgrad.torchlayer.symbols import free_symbols, is_symbolic
 
 
 def choose(
-    cutter: Cutter, inputs: list[tuple[Slot, Any]], exits: list[Exit], gradients: list[Gradients]
+    cutter: Cutter,
+    inputs: list[tuple[Slot, Any]],
+    exits: list[Exit],
+    gradients: list[Gradients],
+    changed: frozenset[int] = frozenset(),
 ) -> SavedSet:
+    """`changed`: ids of the values of inputs that the call itself overwrites."""
     cutter.name_records()
     forward_inputs = {id(v) for _, v in inputs if isinstance(v, Tensor)}
     in_forward, _ = cutter.needed([e.value for e in exits], forward_inputs, {"forward"})
+    if changed:
+        in_forward |= _resting_on(cutter, changed)
     tangents = {id(t) for g in gradients for t in g.tangents if t is not None}
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
@@ -69,6 +76,18 @@ def _walk_backward(
             seen.add(made.record)
             record = trace.records[made.record]
             stack.extend((t, record.name) for t in record.tensors())
+
+
+def _resting_on(cutter: Cutter, changed: frozenset[int]) -> set[int]:
+    """Ops of the forward that read an input before it is overwritten: too late in the backward."""
+    found: set[int] = set()
+    tainted = set(changed)
+    for i, record in enumerate(cutter.trace.records):
+        if record.phase == "forward" and any(id(t) in tainted for t in record.tensors()):
+            found.add(i)
+            parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
+            tainted |= {id(p) for p in parts if isinstance(p, Tensor)}
+    return found
 
 
 def _name(cutter: Cutter, inputs: list[tuple[Slot, Any]], value: Tensor) -> str:

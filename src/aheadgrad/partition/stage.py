@@ -26,10 +26,16 @@ class SplitPrograms:
 
 def partition(captured: Captured, options: Options) -> SplitPrograms:
     saved: list[SavedSet] = []
+    changed = frozenset(
+        id(captured.session.entrances[f.index].value)
+        for f in captured.facts.inputs
+        if f.data_changed or f.storage_changed
+    )
     for g in captured.gradients:
-        saved.append(
-            SavedSet() if g is None else choose(captured.cutter, captured.inputs, captured.exits, [g])
-        )
+        if g is None:
+            saved.append(SavedSet())
+        else:
+            saved.append(choose(captured.cutter, captured.inputs, captured.exits, [g], changed))
     together = _union(captured, saved)
     inference = not captured.joint.components
     forward = forward_program(

@@ -117,6 +117,7 @@ def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
     script.line(f"{', '.join(results)}, = {call}" if results else call)
     for i in sorted(a.view_results):
         script.line(f"{result_name(i)} = {result_name(i)}.detach()")
+    updates.emit_versions(script, a)
     updates.emit_hidden(script, a)
 
 
@@ -139,6 +140,8 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)
         targets = "".join(f", {_target(t)}" for t in node.targets)
+        if not node.targets:
+            targets = f", {script.names.name(nowhere(), 'nowhere')}"
         apply = script.names.name(node.apply, "apply")
         single = "" if len(node.exits) > 1 else ","
         call = f"{apply}(({outs}{single}), ({saved}), ({sizes}){targets})"
@@ -147,6 +150,11 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
     updates.emit_tracked(script, a)
     outputs.emit(script, a)
+
+
+def nowhere() -> Tensor:
+    """A leaf for nodes that lead to no input, so that their outputs require grad all the same."""
+    return torch.empty(0, requires_grad=True)
 
 
 def _target(target: Any) -> str:

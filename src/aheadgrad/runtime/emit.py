@@ -42,8 +42,6 @@ class Namespace:
             return repr(value)
         if type(value) is float and math.isfinite(value):
             return repr(value)
-        if isinstance(value, torch.Size):
-            value = list(value)
         if type(value) in (list, tuple):
             parts = [self.literal(v) for v in value]
             inside = ", ".join(parts) + ("," if type(value) is tuple and len(parts) == 1 else "")

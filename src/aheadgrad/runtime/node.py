@@ -24,7 +24,10 @@ def make_node(
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source."""
     names = Namespace()
     forward, forward_source = _forward(names, outputs, saved, sizes)
-    run, backward_source = _backward(names, backward, outputs, sizes, inputs)
+    if inputs:
+        run, backward_source = _backward(names, backward, outputs, sizes, inputs)
+    else:
+        run, backward_source = _nowhere_backward(names)
     node = type(
         f"Compiled{number}",
         (NodeBase,),
@@ -67,6 +70,13 @@ def _backward(names: Namespace, backward: Backward, outputs: int, sizes: int, in
     joined = ", ".join(tangents) + ","
     script.line(f"return (None, None, None, *{names.name(backward, 'find_backward')}.run(saved, ({joined})))")
     return script.function(f"ctx, {', '.join(tangents)}")
+
+
+def _nowhere_backward(names: Namespace) -> tuple[Any, str]:
+    """Outputs that require grad although no input is behind them."""
+    script = Script("node_backward", names)
+    script.line("return None, None, None, None")
+    return script.function("ctx, *tangents")
 
 
 def _no_higher_order() -> None:

@@ -117,6 +117,9 @@ def _saved_name(captured: Captured, split: SplitPrograms, component: Component, 
     first = len(captured.exits)
     position = next(k for k, s in enumerate(split.all_saved.tensors) if s.value is value)
     shared = any(e.value is value and e.differentiable for e in captured.exits)
+    if any(f.version_bumps for f in captured.facts.inputs):
+        made = captured.session.trace.producer(value)
+        shared |= made is not None and is_view_op(captured.session.trace.records[made.record].target)
     return f"r{first + position}" + (".detach()" if shared else "")
 
 

@@ -2,9 +2,8 @@
 
 ``generate(seed)`` always writes the same program for the same seed. A program is text that a person can
 paste and run; it was run line by line in eager while it was written, so most of its lines are valid
-(a few that raise are kept on purpose).
+(a few that raise are kept on purpose). ``print(generate(seed).source)`` shows something like
 
-    >>> print(generate(3).source)
     def f(a, b):
         v1 = a.t()
         with torch.no_grad():
@@ -17,6 +16,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
+import warnings
 from ast import literal_eval
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -232,7 +232,8 @@ class ProgramWriter:
 
 def generate(seed: int, *, config: Config | None = None) -> Program:
     """Write the program of a seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
         return ProgramWriter(seed, config or Config()).write()
 

@@ -6,9 +6,12 @@ result alone (``each``), of one result after the other (``sequence``), of everyt
 everything (``write``). Each run has inputs of its own and seeds the generators, so a run of eager and a
 run of the compiled function differ only where the functions do.
 
+    >>> def make_inputs():
+    ...     x = torch.tensor([1.0, 0.0], requires_grad=True)
+    ...     return Inputs((x,), leaves=[x])
     >>> record = run(torch.sin, make_inputs, Scenario("each", "output"))
     >>> record.facts["backward"], record.facts["args[0].grad"]
-    ('returns', tensor([0.3780, 0.7532]))
+    ('returns', tensor([0.3782, 0.7000]))
 """
 
 from __future__ import annotations
@@ -73,6 +76,11 @@ class Record:
     terms: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list)
+
+    def endings(self) -> dict[str, bool]:
+        """The steps that were taken and whether they raised."""
+        return {step: self.raised(step) is not None for step in self.steps}
 
     def raised(self, step: str = "call") -> Raised | None:
         found = self.facts.get(step)
@@ -96,9 +104,11 @@ class Run:
         tree(inputs.leaves, "leaves", self.register)
         tree(inputs.watched, "watched", self.register)
         self.before = {name: history(tensor) for name, tensor in self.register.tensors.items()}
+        self.places = {name: place(tensor) for name, tensor in self.register.tensors.items()}
 
     def attempt(self, step: str, action: Callable[[], Any]) -> Any:
         """Do a step and note whether it returned or raised."""
+        self.record.steps.append(step)
         try:
             result = action()
         except self.through:
@@ -153,6 +163,7 @@ class Run:
         for name, tensor in self.register.tensors.items():
             tensor_facts(name, tensor, memory, self.record.facts)
             if name in self.before:
+                self.record.facts[name + ".kept storage"] = self.places[name] == place(tensor)
                 versions = self.before[name][0], history(tensor)[0]
                 known = isinstance(versions[0], int) and isinstance(versions[1], int)
                 self.record.facts[name + "._version change"] = (
@@ -180,12 +191,13 @@ class Run:
         facts = self.record.facts
         if self.record.raised(step):
             return
-        facts[f"tangents unchanged by {step}"] = all(map(same_values, tangents, kept))
+        suffix = "" if step == "backward" else f" after {step}"
+        facts["tangents unchanged" + suffix] = all(map(same_values, tangents, kept))
         for name, tensor in self.register.tensors.items():
             if autograd_flags(tensor)[1]:
                 grad = tensor.grad
-                facts[f"{name}.grad"] = None if grad is None else snapshot(grad)
-                facts[f"{name}.grad layout"] = None if grad is None else true_strides(grad)
+                facts[f"{name}.grad{suffix}"] = None if grad is None else snapshot(grad)
+                facts[f"{name}.grad layout{suffix}"] = None if grad is None else true_strides(grad)
 
     def higher(self, order: int) -> None:
         """Gradients of gradients: level by level, each contracted with tangents that are leaves too.
@@ -226,6 +238,11 @@ def history(tensor: Tensor) -> tuple[Any, Any, Any]:
         look(lambda: tensor.requires_grad),
         look(lambda: tensor.grad_fn),
     )
+
+
+def place(tensor: Tensor) -> object:
+    """Which storage a tensor stands for; a wrapper subclass has none of its own."""
+    return None if inner_tensors(tensor) else look(lambda: tensor.untyped_storage().data_ptr())
 
 
 def autograd_flags(tensor: Tensor) -> tuple[bool, bool]:

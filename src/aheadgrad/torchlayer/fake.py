@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,8 +28,11 @@ __all__ = [
     "fake_like",
     "mode_of",
     "new_mode",
+    "quiet_logs",
     "symbolic_like",
 ]
+
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
 DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     DataDependentOutputException,
@@ -34,6 +40,17 @@ DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """The fake mode logs an error before it raises one; the raised one is enough."""
+    before = _LOG.disabled
+    _LOG.disabled = True
+    try:
+        yield
+    finally:
+        _LOG.disabled = before
 
 
 def new_mode(*, dynamic: bool) -> FakeTensorMode:

@@ -22,7 +22,7 @@ _views = torch._C._functionalization
 wrap = torch._to_functional_tensor
 unwrap = torch._from_functional_tensor
 is_wrapped = torch._is_functional_tensor
-sync = torch._sync
+sync = torch._functionalize_sync
 replace = torch._functionalize_replace
 commit_update = torch._functionalize_commit_update
 

@@ -1,0 +1,60 @@
+# Every target sets up what it needs: a fresh machine needs python3 (3.11 to 3.13), pip and make.
+
+PYTHON ?= python3
+# Installed by itself and first, so that the pinned build is taken and nothing later chooses another.
+TORCH  ?= torch==2.13.0
+
+COUNT  ?= 5000
+SEED   ?= 0
+ORDER  ?= 1
+JOBS   ?= 2
+BENCH  ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Tests run side by side, and benchmarks want quiet: one thread each.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint types unit fuzz bench size clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## make .venv and install everything into it, once
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train a small transformer compiled and in eager, side by side
+	$(BIN)/python examples/char_transformer.py
+
+test: lint types unit  ## everything that has to pass before a change goes in
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+unit: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+fuzz: $(STAMP)  ## COUNT generated programs against eager (COUNT, SEED, ORDER, JOBS)
+	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS)
+
+bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
+	$(BIN)/python -m benchmarks $(BENCH)
+
+size: $(STAMP)  ## lines per file; long files and functions stand out
+	@$(BIN)/python .ci/size.py
+
+clean:  ## remove what was made here, .venv too
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

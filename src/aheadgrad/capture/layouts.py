@@ -1,0 +1,103 @@
+"""Sizes, strides and offsets survive writes, as in eager.
+
+`x[0] = 1` leaves x's strides alone. Its functional form makes a fresh tensor whose strides and
+offset may differ, and a later `view`, `reshape` or `as_strided` would then decide differently.
+A write therefore notes what the tensor looked like; before the tensor is used again it gets
+that look back: a view is taken again from its base, anything else is laid out again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.facts.facts import Geometry
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of, is_view
+
+
+def geometry_of(t: Tensor) -> Geometry:
+    return Geometry(tuple(t.size()), tuple(t.stride()), t.storage_offset())
+
+
+class Layouts:
+    """Tensors of one session that were written to and have lost their look."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, tuple[Tensor, Geometry]] = {}
+
+    def written(self, t: Tensor, before: Geometry) -> None:
+        functional.sync(t)
+        now = geometry_of(t)
+        if now == before or now.size != before.size or t.numel() == 0:
+            return
+        if any(s == 0 and n > 1 for s, n in zip(before.stride, before.size, strict=True)):
+            return
+        self.pending[id(t)] = (t, before)
+
+    def settle(self, values: Any) -> None:
+        """Gives back their look to those of the pending tensors that are about to be used."""
+        if isinstance(values, Tensor):
+            found = self.pending.pop(id(values), None)
+            if found is not None:
+                restore(*found)
+                return
+            base = base_of(values) if is_view(values) else None
+            if base is not None and id(base) in self.pending:
+                restore(*self.pending.pop(id(base)))
+        elif isinstance(values, list | tuple):
+            for value in values:
+                self.settle(value)
+        elif isinstance(values, dict):
+            for value in values.values():
+                self.settle(value)
+
+
+def restore(t: Tensor, geometry: Geometry) -> None:
+    functional.sync(t)
+    if geometry_of(t) == geometry:
+        return
+    base = base_of(t) if is_view(t) else None
+    with torch.no_grad():
+        again = _from_base(t, base) if base is not None else None
+        if again is None or geometry_of(again) != geometry:
+            again = _laid_out(functional.unwrap(t), geometry)
+            functional.replace(t, again)
+            functional.commit_update(t)
+        else:
+            functional.replace(t, again)
+    functional.sync(t)
+
+
+def _from_base(t: Tensor, base: Tensor) -> Tensor | None:
+    """The view taken again from its base's present value."""
+    functional.sync(base)
+    old, new = functional.view_steps(base), functional.view_steps(t)
+    if len(new) < len(old) or not all(map(functional.same_step, old, new)):
+        return None
+    with functional.below():
+        return functional.replay_steps(functional.unwrap(base), new[len(old) :])
+
+
+def _laid_out(held: Tensor, g: Geometry) -> Tensor:
+    with functional.below():
+        if g.offset:
+            length = g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
+            room = torch.empty(length, dtype=held.dtype, device=held.device)
+            room = torch.as_strided(room, g.size, g.stride, g.offset)
+        else:
+            room = torch.empty_strided(g.size, g.stride, dtype=held.dtype, device=held.device)
+        return torch.ops.aten.copy.default(room, held)
+
+
+def flattest(t: Tensor) -> Tensor:
+    """The tensor to take `as_strided` of: as it addresses the storage, the base will do.
+
+    Functionalization can undo an `as_strided` only when it is the first view of its chain.
+    """
+    base = base_of(t) if is_view(t) else None
+    if base is None or base.dtype != t.dtype or functional.view_steps(base):
+        return t
+    return base

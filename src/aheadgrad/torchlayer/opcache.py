@@ -1,0 +1,154 @@
+"""Results of ops on fake tensors, remembered.
+
+A model repeats the same few ops on the same few shapes. The result of an op on fake tensors
+depends only on its arguments' sizes, strides, dtypes and devices and on its numbers; those make
+the key, and a hit costs a tenth of asking the fake mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
+
+_UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_META = torch.device("meta")
+_MISSING = object()
+
+
+class _Uncacheable(Exception):
+    pass
+
+
+class OpCache:
+    """Computes ops in one fake mode."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.specs: dict[Any, Any] = {}
+        self.refused: set[Any] = set()
+
+    def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in self.refused:
+            return self.mode.dispatch(func, types, args, kwargs)
+        try:
+            key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
+            spec = self.specs.get(key, _MISSING)
+        except (_Uncacheable, TypeError):
+            return self.mode.dispatch(func, types, args, kwargs)
+        if spec is not _MISSING:
+            return self._make(spec, args)
+        if not _cacheable(func):
+            self.refused.add(func)
+            return self.mode.dispatch(func, types, args, kwargs)
+        out = self.mode._dispatch_impl(func, types, args, kwargs)
+        spec = _spec(out, args, kwargs)
+        if spec is None:
+            self.refused.add(func)
+        else:
+            self.specs[key] = spec
+        return out
+
+    def _make(self, spec: Any, args: tuple[Any, ...]) -> Any:
+        if type(spec) is _TensorSpec:
+            return spec.make(self.mode, args)
+        if type(spec) is list:
+            return [s.make(self.mode, args) if type(s) is _TensorSpec else s for s in spec]
+        return tuple(s.make(self.mode, args) if type(s) is _TensorSpec else s for s in spec)
+
+
+class _TensorSpec:
+    """One output tensor; `source` is the argument whose storage it shares."""
+
+    __slots__ = ("device", "dtype", "key", "offset", "size", "source", "stride")
+
+    def __init__(self, t: FakeTensor, source: int | None) -> None:
+        self.size = tuple(t.size())
+        self.stride = tuple(t.stride())
+        self.offset = t.storage_offset()
+        self.dtype = t.dtype
+        self.device = t.fake_device
+        self.source = source
+        self.key = tensor_key(t)
+
+    def make(self, mode: FakeTensorMode, args: tuple[Any, ...]) -> FakeTensor:
+        if self.source is None:
+            room = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=_META)
+        else:
+            storage = args[self.source].untyped_storage()
+            if storage.device != _META:  # functionalization swaps the storage of some values
+                storage = self._room()
+            room = torch.empty(0, dtype=self.dtype, device=_META)
+            room.set_(storage, self.offset, self.size, self.stride)
+        out = FakeTensor(mode, room, self.device)
+        out._aheadgrad_key = self.key
+        return out
+
+
+    def _room(self) -> torch.UntypedStorage:
+        last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        return torch.empty(max(0, self.offset + last + 1), dtype=self.dtype, device=_META).untyped_storage()
+
+
+def tensor_key(t: FakeTensor) -> Any:
+    """What an op's result may depend on."""
+    known = getattr(t, "_aheadgrad_key", None)
+    if known is not None:
+        return known
+    size, stride, offset = tuple(t.size()), tuple(t.stride()), t.storage_offset()
+    if t.layout is not torch.strided or not all(type(n) is int for n in (*size, *stride, offset)):
+        raise _Uncacheable
+    if t.constant is not None or t.is_conj() or t.is_neg():
+        raise _Uncacheable
+    key = (t.dtype, t.fake_device, size, stride, offset, t.untyped_storage().nbytes() if offset else 0)
+    t._aheadgrad_key = key  # type: ignore[attr-defined]
+    return key
+
+
+def _key(value: Any) -> Any:
+    kind = type(value)
+    if kind is FakeTensor:
+        return tensor_key(value)
+    if kind in _PLAIN:
+        return (kind, value) if kind is not float or value == value else (kind, "nan")
+    if kind is list or kind is tuple or kind is torch.Size:
+        return (kind, *map(_key, value))
+    raise _Uncacheable
+
+
+def _cacheable(func: Any) -> bool:
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
+        return False
+    return not is_mutable(func) and not any(tag in func.tags for tag in _UNCACHED_TAGS)
+
+
+def _spec(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(out, FakeTensor):
+        return _tensor_spec(out, args)
+    if type(out) in (tuple, list):
+        parts = [_tensor_spec(o, args) if isinstance(o, Tensor) else o for o in out]
+        if any(p is None and o is not None for p, o in zip(parts, out, strict=True)):
+            return None
+        if not all(isinstance(o, FakeTensor) or o is None or type(o) in (int, float, bool) for o in out):
+            return None
+        return parts if type(out) is list else tuple(parts)
+    return None
+
+
+def _tensor_spec(t: Any, args: tuple[Any, ...]) -> _TensorSpec | None:
+    if not isinstance(t, FakeTensor) or any(a is t for a in args):
+        return None
+    try:
+        tensor_key(t)
+    except _Uncacheable:
+        return None
+    storage = t.untyped_storage()._cdata
+    for i, a in enumerate(args):
+        if isinstance(a, FakeTensor) and a.untyped_storage()._cdata == storage:
+            return _TensorSpec(t, i)
+    return _TensorSpec(t, None)
