@@ -47,6 +47,22 @@ class Entrance:
         return self.history is None
 
 
+@dataclass(eq=False)
+class Member:
+    """An input that enters as an alias of another one, because both share memory."""
+
+    slot: Slot
+    real: Tensor
+    owner: Tensor
+    seen: Tensor
+    history: Any
+    required_grad: bool
+    is_root: bool
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any
+
+
 def make_entrance(slot: Slot, real: Tensor, fake: FakeTensor, fake_leaf: FakeTensor | None) -> Entrance:
     """Wraps an input; `fake_leaf` is given for an input that requires grad and has a history."""
     wrapped = functional.wrap(fake)

@@ -32,9 +32,10 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
     for fact in facts.inputs:
         if fact.index in in_graph or not (fact.data_changed or fact.geometry or fact.storage_changed):
             continue
-        entrance = session.entrances[fact.index]
+        given = session.entrances[fact.index] if fact.index >= 0 else session.members[-1 - fact.index]
+        current = session.disguises.current(given.seen)
         tracked = fact.data_changed and fact.history_changed and not fact.storage_changed
-        exits.append(Exit(UpdatedInput(entrance.slot), entrance.seen, _value(entrance.seen), tracked))
+        exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
     for j, traced in enumerate(forward.outputs):
         exits.append(Exit(UserOutput(j), traced, _value(traced), _carries_gradient(facts, j)))
     for k, traced in enumerate(aliases.bases):

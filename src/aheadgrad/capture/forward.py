@@ -14,22 +14,29 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from aheadgrad.capture.entrances import Member
 from aheadgrad.capture.origins import origin_of_error
 from aheadgrad.capture.session import Session
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 
 
 @dataclass(frozen=True, eq=False)
 class SharedGroup:
-    """Inputs in one storage that must enter as views of one base."""
+    """Inputs in one storage that must enter as aliases of one owner.
 
-    base: Tensor
+    `roots` are the tensors that are no views: the owner first, then those that only share its
+    storage; `shares_version` tells for each whether it shares the owner's version counter.
+    """
+
+    roots: tuple[Tensor, ...]
+    shares_version: tuple[bool, ...]
     members: tuple[Tensor, ...]
-    paths: tuple[str, ...]
+    slots: tuple[Slot, ...]
 
 
 @dataclass(eq=False)
@@ -76,8 +83,16 @@ def run(session: Session, call: Call) -> Forward:
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
         with no_function_modes(), torch.no_grad():
+            flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
             _sync_all(session, flat)
     return Forward(session, flat, spec, after, before, call.numbers)
+
+
+def is_given(session: Session, value: Any) -> bool:
+    """Is this the very object that the function was given?"""
+    if not isinstance(value, Tensor):
+        return False
+    return session.entrance_of(value) is not None or any(m.seen is value for m in session.members)
 
 
 def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
@@ -101,21 +116,59 @@ def _symbolic(session: Session, slot: Slot) -> str:
 
 
 def _enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) -> None:
-    """One entrance for the base; each member is a view of it."""
-    base = session.enter(SharedBase(group.paths), group.base).seen
+    """One entrance for the owner; the others are aliases and views of it."""
+    owner = group.roots[0]
+    names = tuple(slot.describe() for slot in group.slots)
+    owner_seen = session.enter(SharedBase(names), owner).seen
+    roots = {id(owner): owner_seen}
+    slots = {id(m): slot for m, slot in zip(group.members, group.slots, strict=True)}
+    for root, shared in zip(group.roots[1:], group.shares_version[1:], strict=True):
+        alias = _strided_like(owner_seen, root)
+        alias = alias.detach() if shared else alias.data
+        if root.requires_grad:
+            alias.requires_grad_()
+        roots[id(root)] = alias
+        slot = slots.get(id(root), SharedBase(names))
+        session.members.append(_member(slot, root, owner, alias, is_root=True))
     for member in group.members:
-        if member is group.base:
-            seen[id(member)] = base
+        if id(member) in roots:
+            seen[id(member)] = roots[id(member)]
             continue
+        base = base_of(member)
+        assert base is not None
         with torch.enable_grad():
-            view = base.as_strided(member.size(), member.stride(), member.storage_offset())
+            view = _strided_like(roots[id(base)], member)
+        if creation_meta(member) != CreationMeta.DEFAULT:
+            set_creation_meta(view, creation_meta(member))
         seen[id(member)] = view
-        session.members.append((member, view, functional.version_of(view)))
+        session.members.append(_member(slots[id(member)], member, owner, view, is_root=False))
+
+
+def _strided_like(source: Tensor, t: Tensor) -> Tensor:
+    return source.as_strided(t.size(), t.stride(), t.storage_offset())
+
+
+def _member(slot: Slot, real: Tensor, owner: Tensor, seen: Tensor, *, is_root: bool) -> Member:
+    return Member(
+        slot,
+        real,
+        owner,
+        seen,
+        seen.grad_fn,
+        real.requires_grad,
+        is_root,
+        tuple(real.size()),
+        tuple(real.stride()),
+        real.storage_offset(),
+    )
 
 
 def _sync_all(session: Session, flat: list[Any]) -> None:
     for entrance in session.entrances:
         functional.sync(entrance.seen)
+        functional.sync(session.disguises.current(entrance.seen))
+    for member in session.members:
+        functional.sync(session.disguises.current(member.seen))
     for _, shadow in session.shadows:
         functional.sync(shadow)
     for value in flat:

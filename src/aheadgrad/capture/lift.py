@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import layouts
+from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.substitutes import SUBSTITUTES
 from aheadgrad.errors import DataDependentError
@@ -76,8 +77,22 @@ class Lift(TorchFunctionMode):
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
+        disguises = self.session.disguises
+        given = args[0] if args else None
+        if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
+            return given
+        if func is torch.Tensor.detach_ and id(given) in disguises.worn:
+            disguises.detach(given)
+            return given
+        if disguises.worn:
+            args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
+        out = self._call(func, args, kwargs)
+        disguises.note(out, args)
+        return given if given is not None and out is args[0] else out
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):

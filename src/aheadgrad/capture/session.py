@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.entrances import Entrance, make_entrance
+from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import tracing
+from aheadgrad.capture.disguises import Disguises
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
@@ -41,11 +42,12 @@ class Session:
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
-        self.members: list[tuple[Tensor, Tensor, int]] = []
+        self.members: list[Member] = []
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
+        self.disguises = Disguises()
         self.lifting = Lift(self)
 
     @contextmanager

@@ -63,7 +63,7 @@ def _position(a: Assembly, slot: UserOutput | ViewBase) -> int:
 def root_name(a: Assembly, r: int) -> str:
     root = a.facts.roots[r]
     if isinstance(root, InputRoot):
-        return f"p{root.index}"
+        return a.input_names[root.index]
     if isinstance(root, FreshRoot):
         if root.leaf:
             return f"leaf_root_{r}"
@@ -140,6 +140,8 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
 def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]) -> str:
     """Parts of one `unbind` come from one call."""
     steps = fact.recipe.steps
+    if any(step.without_grad for step in steps):
+        return _grow_stepwise(script, base, fact.recipe)
     if not steps or steps[-1].part is None or fact.stale or fact.without_grad:
         return _grow(script, base, fact.recipe)
     last = steps[-1]
@@ -149,6 +151,19 @@ def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]
         whole = Recipe((*steps[:-1], type(last)(last.target, last.args, last.kwargs)))
         script.line(f"{name} = {_grow(script, base, whole)}")
     return f"{shared[key]}[{last.part}]"
+
+
+def _grow_stepwise(script: Script, base: str, recipe: Recipe) -> str:
+    """One line per view, each under the grad mode it was first made in."""
+    set_grad = script.names.name(set_grad_enabled, "set_grad")
+    for step in recipe.steps:
+        if step.without_grad:
+            script.line(f"{set_grad}(False)")
+        script.line(f"view = {_grow(script, base, Recipe((step,)))}")
+        if step.without_grad:
+            script.line(f"{set_grad}(True)")
+        base = "view"
+    return base
 
 
 def _grow(script: Script, base: str, recipe: Recipe) -> str:

@@ -40,14 +40,14 @@ def emit_tracked(script: Script, a: Assembly) -> None:
     """Changes that autograd saw; grad mode is on here."""
     for fact in a.facts.inputs:
         if fact.history_dropped:
-            script.line(f"p{fact.index}.detach_()")
+            script.line(f"{a.input_names[fact.index]}.detach_()")
         if fact.history_changed or fact.history_dropped:
             _emit_update(script, a, fact)
 
 
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
-    target = f"p{fact.index}"
+    target = a.input_names[fact.index]
     if fact.storage_changed:
         script.line(f"{target}.set_({new})")
     else:
@@ -55,10 +55,11 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
             script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
         if fact.data_changed:
             script.line(f"{target}.copy_({new})")
-    if _own_bumps(fact) != fact.version_bumps and not a.inference:
-        script.line(f"{script.names.name(set_version, 'set_version')}({target}, v{fact.index})")
-    elif fact.history_changed and fact.version_bumps and not a.inference:
-        script.line(f"{script.names.name(set_version, 'set_version')}({target}, v{fact.index})")
+    if a.inference or _own_bumps(fact) == 0:
+        return
+    if fact.index < 0 or _own_bumps(fact) != fact.version_bumps or fact.history_changed:
+        name = script.names.name(set_version, "set_version")
+        script.line(f"{name}({target}, {version_name(fact.index)})")
 
 
 def _own_bumps(fact: InputFacts) -> int:
@@ -66,6 +67,10 @@ def _own_bumps(fact: InputFacts) -> int:
     if fact.storage_changed:
         return 1
     return (fact.geometry is not None) + fact.data_changed
+
+
+def version_name(index: int) -> str:
+    return f"v{index}" if index >= 0 else f"w{-1 - index}"
 
 
 def emit_versions(script: Script, a: Assembly) -> None:
@@ -76,12 +81,14 @@ def emit_versions(script: Script, a: Assembly) -> None:
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates or _own_bumps(fact) == fact.version_bumps == 0:
             continue
-        i = fact.index
-        if fact.history_changed and fact.version_bumps:
-            script.line(f"v{i} = p{i}._version + {fact.version_bumps}")
-            script.line(f"{bump}(p{i}, v{i})")
+        name, version = a.input_names[fact.index], version_name(fact.index)
+        if fact.index < 0:
+            script.line(f"{version} = {name}._version")
+        elif fact.history_changed and fact.version_bumps:
+            script.line(f"{version} = {name}._version + {fact.version_bumps}")
+            script.line(f"{bump}({name}, {version})")
         elif _own_bumps(fact) != fact.version_bumps:
-            script.line(f"v{i} = p{i}._version + {fact.version_bumps}")
+            script.line(f"{version} = {name}._version + {fact.version_bumps}")
 
 
 def _geometry(script: Script, g: Geometry) -> str:
@@ -93,7 +100,7 @@ def emit_leaves(script: Script, a: Assembly) -> None:
     """`requires_grad_()` on an input: before the node, so that gradients reach it."""
     for fact in a.facts.inputs:
         if fact.becomes_leaf is not None:
-            script.line(f"p{fact.index}.requires_grad_({fact.becomes_leaf})")
+            script.line(f"{a.input_names[fact.index]}.requires_grad_({fact.becomes_leaf})")
 
 
 def updated_exits(a: Assembly) -> dict[int, int]:

@@ -6,7 +6,7 @@ intermediate that the program returns); the others are made from it at run time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,7 @@ from aheadgrad.facts.facts import (
     Recipe,
     Root,
     SameAs,
+    Step,
     TheInput,
     ViewOf,
 )
@@ -59,8 +60,7 @@ def collect(forward: Forward) -> Aliases:
     session = forward.session
     out = Aliases()
     inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}
-    for member, view, _ in session.members:
-        inputs[id(view)] = -1 - next(i for i, (m, _, _) in enumerate(session.members) if m is member)
+    inputs.update({id(m.seen): -1 - k for k, m in enumerate(session.members)})
     first: dict[int, int] = {}
     members: dict[int, list[int]] = {}
     facts: dict[int, OutputFacts] = {}
@@ -129,7 +129,8 @@ class _Group:
         )
 
     def _input_root(self, index: int) -> int:
-        seen = self.forward.session.entrances[index].seen
+        session = self.forward.session
+        seen = session.entrances[index].seen if index >= 0 else session.members[-1 - index].seen
         known = self.out.find_root(seen)
         return known if known is not None else self.out.add_root(InputRoot(index), seen)
 
@@ -140,17 +141,36 @@ class _Group:
         root_tensor = self.out.root_tensors[root]
         if t is root_tensor:
             return IsRoot(root)
-        made = recipe(self.forward.session, root_tensor, t)
+        made = self._view_recipe(root_tensor, t)
         meta = creation_meta(t)
         implied = made.geometry is None
         return ViewOf(
             root,
             made,
-            without_grad=meta == CreationMeta.NO_GRAD_MODE,
+            without_grad=meta == CreationMeta.NO_GRAD_MODE and not _mixed(made),
             stale=_is_stale(t),
             creation=None if implied or meta == CreationMeta.DEFAULT else meta,
             leaf=_is_leaf_view(t),
         )
+
+    def _view_recipe(self, root: Tensor, t: Tensor) -> Recipe:
+        """From the root as it is now; step by step where some views were made under no_grad."""
+        session = self.forward.session
+        hops = []
+        current, parents = t, session.disguises.parents
+        while current is not root and id(current) in parents:
+            hops.append(parents[id(current)])
+            current = hops[-1].source
+        modes = {hop.with_grad for hop in hops}
+        if current is root and len(modes) > 1 and t.requires_grad:
+            steps: list[Step] = []
+            for hop in reversed(hops):
+                part = recipe(session, session.disguises.current(hop.source), hop.view)
+                if part.geometry is not None:
+                    return part
+                steps += [replace(step, without_grad=not hop.with_grad) for step in part.steps]
+            return Recipe(tuple(steps))
+        return recipe(session, session.disguises.current(root), t)
 
     def _root_for(self, j: int, t: Tensor, owner: int) -> int:
         """The root that `t` is, or is a view of; made an alias of the owner when it is new."""
@@ -158,17 +178,26 @@ class _Group:
         known = self.out.find_root(root)
         if known is not None:
             return known
-        entrance = self.forward.session.entrance_of(root)
+        session = self.forward.session
+        entrance = session.entrance_of(root)
         if entrance is not None:
-            return self._input_root(self.forward.session.entrances.index(entrance))
+            return self._input_root(session.entrances.index(entrance))
+        for k, member in enumerate(session.members):
+            if member.seen is root:
+                return self._input_root(-1 - k)
         tracked = root.requires_grad and root.grad_fn is not None
-        made = recipe(self.forward.session, self.out.root_tensors[owner], root)
+        owner_now = session.disguises.current(self.out.root_tensors[owner])
+        made = recipe(session, owner_now, root)
         if made.cut is None and not _cuts(made):
             made = Recipe(made.steps, made.geometry, _how_cut(self.out.root_tensors[owner], root))
         base = self.out.add_base(root) if tracked and root is not t else None
         output = j if tracked and root is t else None
         leaf = root.requires_grad and not tracked
         return self.out.add_root(AliasRoot(owner, made, base, output, leaf), root)
+
+
+def _mixed(made: Recipe) -> bool:
+    return any(step.without_grad for step in made.steps)
 
 
 def _root(t: Tensor) -> Tensor:

@@ -6,13 +6,15 @@ from aheadgrad.capture.forward import Forward
 from aheadgrad.facts import aliases as alias_facts
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.facts import Ambient, Facts
-from aheadgrad.facts.mutations import input_facts
+from aheadgrad.facts.mutations import input_facts, member_facts
 
 
 def collect(forward: Forward) -> tuple[Facts, Aliases]:
     """The facts (frozen) and the traced tensors behind the alias facts."""
-    inputs = tuple(input_facts(i, e) for i, e in enumerate(forward.session.entrances))
+    session = forward.session
+    inputs = [input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)]
+    inputs += [member_facts(session, k, m) for k, m in enumerate(session.members)]
     aliases = alias_facts.collect(forward)
     changed = forward.grad_mode_after != forward.grad_mode_before
     ambient = Ambient(forward.grad_mode_after if changed else None)
-    return Facts(inputs, tuple(aliases.outputs), tuple(aliases.roots), ambient), aliases
+    return Facts(tuple(inputs), tuple(aliases.outputs), tuple(aliases.roots), ambient), aliases

@@ -39,12 +39,16 @@ class InputFacts:
 
 @dataclass(frozen=True)
 class Step:
-    """One view op of a recipe; `part` picks one of several results."""
+    """One view op of a recipe; `part` picks one of several results.
+
+    `without_grad`: it was made under no_grad although others of its recipe were not.
+    """
 
     target: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
     part: int | None = None
+    without_grad: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
-from aheadgrad.capture.entrances import Entrance
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.entrances import Entrance, Member
 from aheadgrad.capture.layouts import geometry_of
-from aheadgrad.facts.facts import InputFacts
+from aheadgrad.capture.session import Session
+from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import version
 
 
-def input_facts(index: int, entrance: Entrance) -> InputFacts:
+def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entrance: Entrance) -> InputFacts:
     """Compares an input before and after the run."""
-    seen, value = entrance.seen, entrance.value
-    storage_changed = (
-        functional.storage_key(seen) != entrance.storage or functional.storage_was_changed(seen)
-    ) and functional.unwrap(seen) is not value
-    changed_geometry = None
-    if functional.has_metadata_mutation(seen) and geometry_of(seen) != geometry_of(value):
-        changed_geometry = geometry_of(seen)
+    current = session.disguises.current(seen)
+    moved = functional.storage_key(seen) != entrance.storage or functional.storage_was_changed(seen)
+    held = functional.unwrap(seen)
     history = seen.grad_fn
     becomes_leaf = None
     if history is None and seen.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = seen.requires_grad
     return InputFacts(
         index,
-        data_changed=functional.has_data_mutation(seen) and functional.unwrap(seen) is not value,
-        geometry=changed_geometry,
-        storage_changed=storage_changed,
-        history_changed=history is not None and history is not entrance.history,
+        data_changed=functional.has_data_mutation(seen) and held is not value,
+        geometry=_new_geometry(seen, current, geometry_of(value)),
+        storage_changed=moved and held is not value,
+        history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,
         becomes_leaf=becomes_leaf,
         version_bumps=version(seen) - entrance.version,
     )
+
+
+def member_facts(session: Session, k: int, member: Member) -> InputFacts:
+    """What happened to an input that entered as an alias; its data changes with its owner's."""
+    current = session.disguises.current(member.seen)
+    before = Geometry(member.size, member.stride, member.offset)
+    history = member.seen.grad_fn if member.is_root else None
+    changed = member.is_root and _history_changed(session, member.seen, history, member.history)
+    becomes_leaf = None
+    if member.is_root and history is None and member.seen.requires_grad != member.required_grad:
+        becomes_leaf = member.seen.requires_grad
+    return InputFacts(
+        -1 - k,
+        data_changed=changed,
+        geometry=_new_geometry(member.seen, current, before),
+        history_changed=changed or _reshaped_in_sight(session, member.seen),
+        becomes_leaf=becomes_leaf,
+    )
+
+
+def _reshaped_in_sight(session: Session, seen: Tensor) -> bool:
+    worn = session.disguises.worn.get(id(seen))
+    return worn is not None and worn.tracked
+
+
+def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) -> bool:
+    return (history is not None and history is not before) or _reshaped_in_sight(session, seen)
+
+
+def _new_geometry(seen: Tensor, current: Tensor, before: Geometry) -> Geometry | None:
+    if current is seen and not functional.has_metadata_mutation(seen):
+        return None
+    after = geometry_of(current)
+    return after if after != before else None

@@ -1,55 +1,101 @@
 """Inputs that share storage: harmless until one of them is changed.
 
-Then they have to enter the program as views of one base. The base is the tensor that autograd
-itself knows as their common base.
+Then they have to enter the program as aliases of one owner. Autograd's own notion of a base
+decides who is a view of whom; a tensor that merely shares storage (after `detach()`) is a root
+of its own.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Call, Forward, SharedGroup
 from aheadgrad.errors import FallbackError
+from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import base_of, is_view
+from aheadgrad.torchlayer.autograd import base_of, is_view, same_version_counter
 from aheadgrad.torchlayer.fake import FakeTensor
 
 
-def storage_groups(call: Call) -> list[list[int]]:
-    """Positions of inputs that live in one storage, for storages with several."""
-    groups: dict[int, list[int]] = {}
+def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
+    """Different inputs that live in one storage, grouped."""
+    groups: dict[int, list[Tensor]] = {}
     seen: set[int] = set()
-    for i, (_, real) in enumerate(call.inputs):
-        if id(real) in seen or isinstance(real, FakeTensor) or real.layout.__str__() != "torch.strided":
+    for real in inputs:
+        if id(real) in seen or isinstance(real, FakeTensor) or real.layout is not torch.strided:
             continue
         seen.add(id(real))
-        groups.setdefault(functional.storage_key(real), []).append(i)
-    return [g for g in groups.values() if len(g) > 1]
+        groups.setdefault(functional.storage_key(real), []).append(real)
+    return list(groups.values())
+
+
+def extent(t: Tensor) -> tuple[int, int]:
+    """First and last byte that a tensor may touch in its storage."""
+    size = t.element_size()
+    first = t.storage_offset() * size
+    if t.numel() == 0:
+        return first, first - 1
+    last = sum((n - 1) * s for n, s in zip(t.size(), t.stride(), strict=True))
+    return first, first + (last + 1) * size - 1
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    (a0, a1), (b0, b1) = extent(a), extent(b)
+    return a0 <= b1 and b0 <= a1
 
 
 def merge_shared(forward: Forward, call: Call) -> Call | None:
-    """The call with changed siblings merged into bases; None when there is nothing to merge."""
+    """The call with changed siblings merged; None when there is nothing to merge."""
     if call.shared:
         return None
-    shared = []
-    facts = {id(e.real): input_facts(i, e) for i, e in enumerate(forward.session.entrances)}
-    for group in storage_groups(call):
-        members = [call.inputs[i][1] for i in group]
-        if all(not facts[id(m)].data_changed and not facts[id(m)].storage_changed for m in members):
-            continue
-        shared.append(_group(call, group, members))
-    return replace(call, shared=tuple(shared)) if shared else None
+    session = forward.session
+    facts = {
+        id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)
+    }
+    slots = {id(real): slot for slot, real in call.inputs}
+    groups = []
+    for tensors in storage_groups([real for _, real in call.inputs]):
+        members = _concerned(tensors, facts)
+        if members:
+            groups.append(_group(members, [slots[id(m)] for m in members]))
+    return replace(call, shared=tuple(groups)) if groups else None
 
 
-def _group(call: Call, positions: list[int], members: list[Tensor]) -> SharedGroup:
-    bases = [base_of(m) if is_view(m) else m for m in members]
-    base = bases[0]
-    if base is None or any(b is not base for b in bases):
-        raise FallbackError("inputs that share memory, and are changed, have no common base in autograd")
-    if any(m.dtype != base.dtype for m in members):
+def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts]) -> list[Tensor]:
+    """Those of one storage that have to enter together."""
+    changed = [t for t in tensors if _changes(facts[id(t)])]
+    if not changed:
+        return []
+    if len(tensors) == 1:
+        only, fact = tensors[0], facts[id(tensors[0])]
+        needs_base = is_view(only) and only.requires_grad and fact.geometry is not None
+        return tensors if needs_base and not fact.storage_changed else []
+    if any(t is not c and _overlap(t, c) for c in changed for t in tensors):
+        return tensors
+    return []
+
+
+def _changes(fact: InputFacts) -> bool:
+    return fact.data_changed or fact.storage_changed or fact.geometry is not None
+
+
+def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
+    roots: list[Tensor] = []
+    for member in members:
+        base = base_of(member) if is_view(member) else None
+        root = member if base is None else base
+        if all(r is not root for r in roots):
+            roots.append(root)
+    if any(t.dtype != roots[0].dtype for t in (*roots, *members)):
         raise FallbackError("inputs that share memory, and are changed, are of different dtypes")
-    paths = tuple(call.inputs[i][0].describe() for i in positions)
-    return SharedGroup(base, tuple(members), paths)
+    owner = next((r for r in roots if r.requires_grad and not r.is_leaf), None)
+    owner = owner if owner is not None else next((r for r in roots if r.requires_grad), roots[0])
+    if sum(r.requires_grad and not r.is_leaf for r in roots) > 1:
+        raise FallbackError("inputs that share memory, and are changed, have different histories")
+    ordered = [owner, *(r for r in roots if r is not owner)]
+    shared = tuple(same_version_counter(owner, r) for r in ordered)
+    return SharedGroup(tuple(ordered), shared, tuple(members), tuple(slots))  # type: ignore[arg-type]

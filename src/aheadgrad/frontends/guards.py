@@ -19,7 +19,9 @@ from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.module import Holder
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
+from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import transform_level
+from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_check
 
 _SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
@@ -165,13 +167,14 @@ class GuardWriter:
         session = self.captured.session
         for entrance in session.entrances:
             names.append(self._find(entrance.real))
-        return names + [self._find(member) for member, _, _ in session.members]
+        return names + [self._find(member.real) for member in session.members]
 
     def _find(self, real: Tensor) -> str:
         known = self.where.get(id(real))
         if known is not None:
             return known
-        owner = next((m for m, _, _ in self.captured.session.members if m._base is real), None)
+        members = [m.real for m in self.captured.session.members]
+        owner = next((m for m in members if base_of(m) is real), None)
         name = f"x{len(self.where)}"
         if owner is not None:
             self.script.line(f"{name} = {self._find(owner)}._base")
@@ -187,7 +190,7 @@ class GuardWriter:
 
     def _tensors(self, inputs: list[str]) -> None:
         reals = [e.real for e in self.captured.session.entrances]
-        reals += [m for m, _, _ in self.captured.session.members]
+        reals += [m.real for m in self.captured.session.members]
         known = {id(r) for r in reals}
         for key, name in self.where.items():
             if key not in known:
@@ -211,16 +214,28 @@ class GuardWriter:
         if _depends_on_offsets(self.captured):
             for name, e in zip(inputs, session.entrances, strict=False):
                 self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
-        changed = [f.index for f in facts.inputs if f.data_changed or f.storage_changed]
-        if not changed or len(inputs) < 2:
+        changed = any(f.data_changed or f.storage_changed for f in facts.inputs)
+        for name, member in zip(inputs[len(session.entrances) :], session.members, strict=False):
+            base = base_of(member.real) if not member.is_root else None
+            self._unless(f"{name}._base is {self._find(base) if base is not None else None}")
+            self._unless(f"{name}.storage_offset() == {member.offset}")
+        reals = [*(e.real for e in session.entrances), *(m.real for m in session.members)]
+        if changed and len(reals) > 1:
+            self._storages(inputs, reals)
+
+    def _storages(self, inputs: list[str], reals: list[Tensor]) -> None:
+        """The same inputs share storage as when the entry was made, and no others."""
+        names = inputs[: len(reals)]
+        keys = [storage_key(r) for r in reals]
+        text = ", ".join(f"{name}.untyped_storage()._cdata" for name in names)
+        if len(set(keys)) == len(keys):
+            self._unless(f"len({{{text}}}) == {len(names)}")
             return
-        for k, (member, _, _) in enumerate(session.members):
-            name = inputs[len(session.entrances) + k]
-            base = self._find(member._base if member._base is not None else member)
-            self._unless(f"{name}._base is {base} and {name}.storage_offset() == {member.storage_offset()}")
-        tensors = inputs[: len(session.entrances)]
-        keys = ", ".join(f"{name}.untyped_storage()._cdata" for name in tensors)
-        self._unless(f"len({{{keys}}}) == {len(tensors)}")
+        self.script.line(f"keys = [{text}]")
+        self._unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
+        for name, real, key in zip(names, reals, keys, strict=True):
+            if keys.count(key) > 1:
+                self._unless(f"{name}.storage_offset() == {real.storage_offset()}")
 
 
 def _depends_on_offsets(captured: Captured) -> bool:

@@ -33,6 +33,18 @@ def set_version(t: Tensor, value: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((t,), (value,))
 
 
+def same_version_counter(a: Tensor, b: Tensor) -> bool:
+    """Do writes to one show in the other's version? (`detach()` shares the counter, `.data` does not.)"""
+    if a is b:
+        return True
+    before = b._version
+    own = a._version
+    set_version(a, own + 1)
+    shared = bool(b._version != before)
+    set_version(a, own)
+    return shared
+
+
 def bare_apply(node: type) -> Callable[..., Any]:
     """`Function.apply` of the C base class: skips the Python layer that handles functorch."""
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]

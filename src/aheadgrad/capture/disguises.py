@@ -1,0 +1,128 @@
+"""Changes of shape in place (`t_`, `unsqueeze_`, ...) on tensors that have views or are views.
+
+Autograd replays views under functionalization, and a replay on a base that has changed shape in
+place goes wrong, where eager would address memory. So the tensor itself stays as it is and a
+proper view of it takes its place: from then on, wherever the user's code passes the tensor, the
+view is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.layouts import flattest
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+
+_T = torch.Tensor
+OUT_OF_PLACE: dict[Any, Callable[..., Tensor]] = {
+    _T.t_: _T.t,
+    _T.transpose_: _T.transpose,
+    _T.swapaxes_: _T.swapaxes,
+    _T.swapdims_: _T.swapdims,
+    _T.squeeze_: _T.squeeze,
+    _T.unsqueeze_: _T.unsqueeze,
+    _T.as_strided_: _T.as_strided,
+    torch.as_strided_: _T.as_strided,
+}
+
+
+@dataclass(eq=False)
+class Disguise:
+    original: Tensor
+    current: Tensor
+    tracked: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Parent:
+    """Where a view was taken from, and in which grad mode."""
+
+    view: Tensor
+    source: Tensor
+    with_grad: bool
+
+
+class Disguises:
+    def __init__(self) -> None:
+        self.worn: dict[int, Disguise] = {}
+        self.viewed: set[int] = set()
+        self.parents: dict[int, Parent] = {}
+
+    def current(self, t: Any) -> Any:
+        """What is meant by a tensor now."""
+        found = self.worn.get(id(t))
+        return t if found is None else found.current
+
+    def all_current(self, values: Any) -> Any:
+        if isinstance(values, Tensor):
+            return self.current(values)
+        if type(values) in (list, tuple):
+            return type(values)(self.all_current(v) for v in values)
+        if type(values) is dict:
+            return {k: self.all_current(v) for k, v in values.items()}
+        return values
+
+    def note(self, out: Any, args: tuple[Any, ...]) -> None:
+        """Remembers which tensors have views, and where views come from."""
+        if isinstance(out, Tensor):
+            if is_view(out):
+                base = base_of(out)
+                self.viewed.add(id(base))
+                source = args[0] if args else None
+                if isinstance(source, Tensor) and source is not out:
+                    self.parents.setdefault(id(out), Parent(out, source, torch.is_grad_enabled()))
+        elif type(out) in (list, tuple):
+            for part in out:
+                self.note(part, args)
+
+    def reshape(self, func: Any, original: Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Handles a change of shape in place if it needs this; False when the op itself will do."""
+        t = self.current(original)
+        view = is_view(t)
+        if not view and id(t) not in self.viewed and t is original:
+            return False
+        if t.requires_grad and not torch.is_grad_enabled() and not view:
+            return False
+        _check_in_place(t)
+        source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
+        if source is not t and len(rest) < 3 and "storage_offset" not in kwargs:
+            kwargs = {**kwargs, "storage_offset": t.storage_offset()}
+        tracked = t.requires_grad and torch.is_grad_enabled()
+        with torch.enable_grad():
+            new = OUT_OF_PLACE[func](source, *rest, **kwargs)
+        torch.autograd.graph.increment_version(new)
+        before = self.worn.get(id(original))
+        self.worn[id(original)] = Disguise(original, new, tracked or (before is not None and before.tracked))
+        self.viewed.add(id(base_of(new)))
+        return True
+
+    def detach(self, original: Tensor) -> None:
+        worn = self.worn[id(original)]
+        self.worn[id(original)] = Disguise(original, worn.current.detach(), worn.tracked)
+
+
+def _check_in_place(t: Tensor) -> None:
+    """The checks that eager makes before it changes a tensor in place."""
+    if not t.requires_grad or not torch.is_grad_enabled():
+        return
+    base = base_of(t) if is_view(t) else None
+    if base is None:
+        if t.is_leaf:
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
+        return
+    if base.requires_grad and base.is_leaf:
+        raise RuntimeError(
+            "a view of a leaf Variable that requires grad is being used in an in-place operation."
+        )
+    if creation_meta(t) != CreationMeta.DEFAULT:
+        raise RuntimeError(
+            "a view that was created in no_grad mode, or by a function with several outputs, "
+            "is being modified inplace."
+        )
