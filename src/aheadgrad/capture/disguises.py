@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.layouts import flattest
+from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 
 _T = torch.Tensor
@@ -86,7 +87,8 @@ class Disguises:
         view = is_view(t)
         if not view and id(t) not in self.viewed and t is original:
             return False
-        if t.requires_grad and not torch.is_grad_enabled() and not view:
+        special = view and creation_meta(t) != CreationMeta.DEFAULT
+        if t.requires_grad and not torch.is_grad_enabled() and (special or not view):
             return False
         _check_in_place(t)
         source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
@@ -95,6 +97,8 @@ class Disguises:
         tracked = t.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             new = OUT_OF_PLACE[func](source, *rest, **kwargs)
+        if not view and new.numel() != t.numel():
+            raise FallbackError("as_strided_ shrinks or grows a tensor that has views")
         torch.autograd.graph.increment_version(new)
         before = self.worn.get(id(original))
         self.worn[id(original)] = Disguise(original, new, tracked or (before is not None and before.tracked))

@@ -7,7 +7,7 @@ backward. A backward is recorded for a pattern: which tangents exist and how the
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ class Component:
 
     exits: list[int]
     targets: list[Target]
+    nodes: set[Any] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -141,7 +142,8 @@ def _components(
     if not differentiable:
         return []
     if one_node:
-        return [Component(differentiable, list(targets))]
+        nodes = set().union(*(_reach(exits[i].traced.grad_fn)[0] for i in differentiable))
+        return [Component(differentiable, list(targets), nodes)]
     by_leaf = {id(t.leaf): t for t in targets}
     groups: list[tuple[list[int], set[Any], dict[int, Target]]] = []
     for i in differentiable:
@@ -157,8 +159,8 @@ def _components(
         groups = [*rest, merged]
     order = {id(t.leaf): k for k, t in enumerate(targets)}
     components = [
-        Component(sorted(members), sorted(found.values(), key=lambda t: order[id(t.leaf)]))
-        for members, _, found in groups
+        Component(sorted(members), sorted(found.values(), key=lambda t: order[id(t.leaf)]), nodes)
+        for members, nodes, found in groups
     ]
     return sorted(components, key=lambda c: c.exits[0])
 

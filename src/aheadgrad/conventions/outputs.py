@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from aheadgrad.runtime.emit import Script
 
 
+# A stale view was made at another version of its base than the present one. Made at a version far
+# ahead, it stays stale however often the caller writes.
+_LONG_AGO = 1_000_000
+
+
 def any_views(a: Assembly) -> bool:
     return bool(a.facts.roots)
 
@@ -124,7 +129,7 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
     set_grad = script.names.name(set_grad_enabled, "set_grad")
     bump = script.names.name(set_version, "set_version") if fact.stale and not a.inference else None
     if bump:
-        script.line(f"{bump}({base}, {base}._version + 1)")
+        script.line(f"{bump}({base}, {base}._version + {_LONG_AGO})")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(False)")
     script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
@@ -134,7 +139,7 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
         flag = script.names.name(fact.creation, "creation_flag")
         script.line(f"{script.names.name(set_creation_meta, 'set_creation_meta')}(out{j}, {flag})")
     if bump:
-        script.line(f"{bump}({base}, {base}._version - 1)")
+        script.line(f"{bump}({base}, {base}._version - {_LONG_AGO})")
 
 
 def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]) -> str:

@@ -48,6 +48,8 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
+    if fact.index < 0 and _own_bumps(fact) and not a.inference:
+        script.line(f"{version_name(fact.index)} = {target}._version")
     if fact.storage_changed:
         script.line(f"{target}.set_({new})")
     else:
@@ -55,9 +57,10 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
             script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
         if fact.data_changed:
             script.line(f"{target}.copy_({new})")
-    if a.inference or _own_bumps(fact) == 0:
+    if a.inference:
         return
-    if fact.index < 0 or _own_bumps(fact) != fact.version_bumps or fact.history_changed:
+    own = _own_bumps(fact)
+    if own if fact.index < 0 else own != fact.version_bumps or (own and fact.history_changed):
         name = script.names.name(set_version, "set_version")
         script.line(f"{name}({target}, {version_name(fact.index)})")
 
@@ -79,16 +82,22 @@ def emit_versions(script: Script, a: Assembly) -> None:
         return
     bump = script.names.name(set_version, "set_version")
     for fact in a.facts.inputs:
-        if fact.index in a.in_graph_updates or _own_bumps(fact) == fact.version_bumps == 0:
+        if fact.index in a.in_graph_updates or fact.index < 0:
             continue
         name, version = a.input_names[fact.index], version_name(fact.index)
-        if fact.index < 0:
-            script.line(f"{version} = {name}._version")
-        elif fact.history_changed and fact.version_bumps:
+        if fact.history_changed and fact.version_bumps:
             script.line(f"{version} = {name}._version + {fact.version_bumps}")
             script.line(f"{bump}({name}, {version})")
         elif _own_bumps(fact) != fact.version_bumps:
             script.line(f"{version} = {name}._version + {fact.version_bumps}")
+
+
+def emit_watches(script: Script, a: Assembly) -> None:
+    """What a node saved of an updated input must not change before backward, as in eager."""
+    for node in a.nodes:
+        if node.watches:
+            watched = "".join(f"({name}.detach(), {name}._version), " for name in node.watches)
+            script.line(f"r{node.exits[0]}.grad_fn.watch = ({watched})")
 
 
 def _geometry(script: Script, g: Geometry) -> str:

@@ -17,7 +17,13 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import base_of, is_view, same_version_counter
+from aheadgrad.torchlayer.autograd import (
+    CreationMeta,
+    base_of,
+    creation_meta,
+    is_view,
+    same_version_counter,
+)
 from aheadgrad.torchlayer.fake import FakeTensor
 
 
@@ -72,8 +78,10 @@ def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts]) -> list[Tens
         return []
     if len(tensors) == 1:
         only, fact = tensors[0], facts[id(tensors[0])]
-        needs_base = is_view(only) and only.requires_grad and fact.geometry is not None
-        return tensors if needs_base and not fact.storage_changed else []
+        if not is_view(only) or not only.requires_grad or fact.storage_changed:
+            return []
+        special = creation_meta(only) != CreationMeta.DEFAULT and fact.version_bumps > 0
+        return tensors if special or fact.geometry is not None else []
     if any(t is not c and _overlap(t, c) for c in changed for t in tensors):
         return tensors
     return []

@@ -37,6 +37,7 @@ class NodeCall:
     saved: list[str]
     sizes: list[str]
     targets: list[Any]
+    watches: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -149,6 +150,7 @@ def _emit_graded(script: Script, a: Assembly) -> None:
     if len(a.exits) < a.results:
         script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
     updates.emit_tracked(script, a)
+    updates.emit_watches(script, a)
     outputs.emit(script, a)
 
 

@@ -10,22 +10,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.runtime.backward import Backward
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph
 
 
 def make_node(
-    backward: Backward, outputs: int, saved: int, sizes: int, inputs: int, number: int
+    backward: Backward, outputs: int, saved: int, sizes: int, inputs: int, number: int, watched: bool
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source."""
     names = Namespace()
     forward, forward_source = _forward(names, outputs, saved, sizes)
     if inputs:
-        run, backward_source = _backward(names, backward, outputs, sizes, inputs)
+        run, backward_source = _backward(names, backward, outputs, sizes, watched)
     else:
         run, backward_source = _nowhere_backward(names)
     node = type(
@@ -47,11 +48,15 @@ def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[An
     return script.function("ctx, outs, saved, sizes, *inputs")
 
 
-def _backward(names: Namespace, backward: Backward, outputs: int, sizes: int, inputs: int) -> tuple[Any, str]:
+def _backward(
+    names: Namespace, backward: Backward, outputs: int, sizes: int, watched: bool
+) -> tuple[Any, str]:
     script = Script("node_backward", names)
     tangents = [f"t{i}" for i in range(outputs)]
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         script.line(f"{names.name(_no_higher_order, 'no_higher_order')}()")
+    if watched:
+        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx)")
     saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
     script.line(f"saved = {saved}")
     key = (backward.expected, None)
@@ -77,6 +82,26 @@ def _nowhere_backward(names: Namespace) -> tuple[Any, str]:
     script = Script("node_backward", names)
     script.line("return None, None, None, None")
     return script.function("ctx, *tangents")
+
+
+def _check_watched(ctx: Any) -> None:
+    """Tensors that eager saves and we do not; the caller must not have changed them since."""
+    if ctx.watch is None:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time (or directly access saved tensors after "
+            "they have already been freed). Specify retain_graph=True if you need to backward through "
+            "the graph a second time."
+        )
+    watched: tuple[tuple[Tensor, int], ...] = ctx.watch
+    if not keeps_graph():
+        ctx.watch = None
+    for tensor, expected in watched:
+        if tensor._version != expected:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+                f"expected version {expected} instead."
+            )
 
 
 def _no_higher_order() -> None:

@@ -13,15 +13,16 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
-from aheadgrad.facts.facts import FreshRoot, FunctionView, IsRoot
+from aheadgrad.facts.facts import InputFacts
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SavedSet
 from aheadgrad.partition.stage import SplitPrograms, backward
-from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.node import make_node
+from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.dispatch import is_view_op
 
@@ -79,13 +80,21 @@ def _node(
     def make(pattern: Any, state: AutocastState | None) -> Any:
         return _make_backward(captured, options, component, saved, pattern, state)
 
+    watched = watches(captured, component, saved)
     runs = Backward(expected, known, make, captured.fixed_autocast)
     apply, source = make_node(
-        runs, len(component.exits), len(saved.tensors), len(saved.sizes), len(component.targets), number
+        runs,
+        len(component.exits),
+        len(saved.tensors),
+        len(saved.sizes),
+        len(component.targets),
+        number,
+        bool(watched),
     )
     tensor_names = [_saved_name(captured, split, component, s.value) for s in saved.tensors]
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
-    return NodeCall(apply, component.exits, tensor_names, size_names, component.targets), source
+    call = NodeCall(apply, component.exits, tensor_names, size_names, component.targets, watched)
+    return call, source
 
 
 def _make_backward(
@@ -110,6 +119,9 @@ def _saved_name(captured: Captured, split: SplitPrograms, component: Component, 
     for i, (_, given) in enumerate(captured.inputs):
         if given is value:
             return f"p{i}"
+    for fact, updated in _updates(captured):
+        if updated is value and not fact.history_changed and fact.geometry is None and fact.index >= 0:
+            return f"p{fact.index}"  # holds the same values by now, and eager saves it too
     own = set(component.exits)
     for i, e in enumerate(captured.exits):
         if e.value is value and i in own:
@@ -123,6 +135,20 @@ def _saved_name(captured: Captured, split: SplitPrograms, component: Component, 
     return f"r{first + position}" + (".detach()" if shared else "")
 
 
+def _updates(captured: Captured) -> list[tuple[InputFacts, Tensor]]:
+    """Inputs whose data the call changes in sight of the version counter, with their new values."""
+    exits = iter(e for e in captured.exits if isinstance(e.slot, UpdatedInput))
+    found = []
+    for fact in captured.facts.inputs:
+        if fact.index in captured.in_graph_updates:
+            continue
+        if fact.data_changed or fact.geometry or fact.storage_changed:
+            value = next(exits).value
+            if fact.data_changed and not fact.storage_changed and fact.version_bumps:
+                found.append((fact, value))
+    return found
+
+
 def _size_name(split: SplitPrograms, name: str) -> str:
     names = [n for n, _ in split.all_saved.sizes]
     outputs = len(split.forward.signature.outputs)
@@ -134,24 +160,10 @@ def _view_results(captured: Captured) -> frozenset[int]:
     found = set()
     seen: set[int] = set()
     for i, e in enumerate(captured.exits):
-        if not isinstance(e.value, Tensor) or not _is_own(captured, e.slot):
+        if not isinstance(e.value, Tensor) or not (isinstance(e.slot, UpdatedInput) or is_own(captured, e.slot)):
             continue
         made = captured.session.trace.producer(e.value)
         if made is None or is_view_op(captured.session.trace.records[made.record].target) or id(e.value) in seen:
             found.add(i)
         seen.add(id(e.value))
     return frozenset(found)
-
-
-def _is_own(captured: Captured, slot: Any) -> bool:
-    """Is this result handed out as it is (rather than made again from a root)?"""
-    if isinstance(slot, ViewBase):
-        return True
-    if not isinstance(slot, UserOutput):
-        return True
-    fact = captured.facts.outputs[slot.index]
-    if isinstance(fact, IsRoot):
-        return isinstance(captured.facts.roots[fact.root], FreshRoot)
-    from aheadgrad.facts.facts import Fresh
-
-    return isinstance(fact, Fresh) and not isinstance(fact, FunctionView)

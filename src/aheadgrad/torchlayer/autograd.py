@@ -14,6 +14,7 @@ creation_meta = torch._C._autograd._get_creation_meta
 set_creation_meta = torch._C._autograd._set_creation_meta
 set_grad_enabled = torch._C._set_grad_enabled
 NodeBase = torch.autograd.Function
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def is_view(t: Tensor) -> bool:

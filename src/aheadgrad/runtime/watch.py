@@ -1,0 +1,99 @@
+"""Watching: what eager saves must not change before backward, even if our backward can do without.
+
+Eager raises when a tensor that any op saved has been changed since. Most of these are in our
+saved set too and are checked there. The others (the input of `gather`, saved for its size alone;
+an input that the call changed itself and then saved) are watched: the node remembers their
+version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.capture.joint import Component
+from aheadgrad.capture.stage import Captured
+from aheadgrad.facts.facts import Fresh, FreshRoot, IsRoot
+from aheadgrad.partition.split import SavedSet
+from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.functional import is_wrapped, storage_key
+
+_ATTRIBUTES: dict[type, list[str]] = {}
+
+
+def watches(captured: Captured, component: Component, saved: SavedSet) -> list[str]:
+    """Names (in the entry function) of tensors whose version the node has to remember."""
+    keys = _saved_storages(component)
+    if not keys:
+        return []
+    sources = {id(view_source(captured, s.value)) for s in saved.tensors}
+    names = []
+    offset = len(captured.forward.number_slots)
+    for i, entrance in enumerate(captured.session.entrances):
+        if storage_key(entrance.seen) not in keys:
+            continue
+        fact = captured.facts.inputs[i]
+        if id(entrance.value) not in sources or (fact.data_changed and fact.history_changed):
+            names.append(f"p{i + offset}")
+    for i, e in enumerate(captured.exits):
+        if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
+            continue
+        if storage_key(e.traced) in keys and id(view_source(captured, e.value)) not in sources:
+            names.append(f"r{i}")
+    return names
+
+
+def _saved_storages(component: Component) -> set[int]:
+    """The storages of everything that the recorded autograd nodes saved."""
+    keys: set[int] = set()
+    for node in component.nodes:
+        kind = type(node)
+        names = _ATTRIBUTES.get(kind)
+        if names is None:
+            names = [n for n in dir(kind) if n.startswith("_saved_")]
+            _ATTRIBUTES[kind] = names
+        for name in names:
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                continue
+            _add(value, keys)
+        if hasattr(node, "saved_tensors"):
+            try:
+                _add(node.saved_tensors, keys)
+            except RuntimeError:
+                continue
+    return keys
+
+
+def _add(value: Any, keys: set[int]) -> None:
+    if isinstance(value, Tensor):
+        if is_wrapped(value):
+            keys.add(storage_key(value))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            _add(part, keys)
+
+
+def view_source(captured: Captured, value: Tensor) -> Tensor:
+    """The value that a chain of view ops starts from."""
+    trace = captured.session.trace
+    while True:
+        made = trace.producer(value)
+        if made is None or not is_view_op(trace.records[made.record].target):
+            return value
+        value = trace.records[made.record].args[0]
+
+
+def is_own(captured: Captured, slot: Any) -> bool:
+    """Is this result handed out as it is (rather than made again from a root)?"""
+    if isinstance(slot, ViewBase):
+        return True
+    if not isinstance(slot, UserOutput):
+        return False
+    fact = captured.facts.outputs[slot.index]
+    if isinstance(fact, IsRoot):
+        return isinstance(captured.facts.roots[fact.root], FreshRoot)
+    return isinstance(fact, Fresh)
