@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import linecache
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,22 @@ class FreshCopy:
         return (list(self.value.shape),) if self.target is torch.ops.aten.view.default else ()
 
 
+@dataclass(frozen=True, eq=False)
+class Write:
+    """An input's update kept inside the graph: `target(value, new)` after all that reads the old value."""
+
+    target: Any
+    value: Tensor
+    new: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """As an output: the input after the write that the graph makes."""
+
+    value: Tensor
+
+
 class Cutter:
     """Cuts programs out of one trace; names are given once, in the order in which ops ran."""
 
@@ -57,6 +73,8 @@ class Cutter:
             id(value): FreshCopy(value, target, self.names.fresh(target.overloadpacket.__name__))
             for value, target in copies
         }
+        self.write_names: dict[int, str] = {}
+        self.symbol_names: dict[Any, str] = {}
 
     def name_records(self) -> None:
         for record in self.trace.records[self.named :]:
@@ -117,14 +135,21 @@ class Cutter:
         inputs: list[Port],
         outputs: list[tuple[Slot, Any]],
         phases: set[str] | None = None,
+        writes: Sequence[Write] = (),
     ) -> Program:
         self.name_records()
         boundary = {id(p.value) for p in inputs if isinstance(p.value, Tensor)}
-        wanted, touched = self.needed([v for _, v in outputs], boundary, phases)
-        build = _Builder(self, inputs)
+        roots = [*(v for _, v in outputs), *(w.new for w in writes)]
+        wanted, touched = self.needed(roots, boundary, phases)
+        build = _Builder(self)
         build.place_inputs(inputs, touched)
+        due = self._due(writes)
         for i in sorted(wanted):
+            while due and due[0][0] <= i:
+                build.write(due.pop(0)[1])
             build.record(self.trace.records[i])
+        for _, write in due:
+            build.write(write)
         build.graph.output(tuple(build.result(v) for _, v in outputs))
         build.graph.output_node().meta["val"] = tuple(
             v.meta.get("val") if isinstance(v, fx.Node) else v
@@ -134,16 +159,36 @@ class Cutter:
         return Program(role, build.graph, signature, build.constants)
 
 
+    def _due(self, writes: Sequence[Write]) -> list[tuple[int, Write]]:
+        """Each write with the index of the record before which it stands.
+
+        That is where the user's function ended; what was recorded since are views of results.
+        """
+        found: list[tuple[int, Write]] = []
+        for write in writes:
+            made = self.trace.producer(self.source(write.new))
+            ready = 0 if made is None else made.record + 1
+            found.append((max(self.trace.settled, ready, found[-1][0] if found else 0), write))
+        return found
+
+    def write_name(self, write: Write) -> str:
+        known = self.write_names.get(id(write.value))
+        if known is None:
+            known = self.write_names[id(write.value)] = self.names.fresh(_base_name(write.target))
+        return known
+
+
 class _Builder:
     """Makes FX nodes for one program."""
 
-    def __init__(self, cutter: Cutter, inputs: list[Port]) -> None:
+    def __init__(self, cutter: Cutter) -> None:
         self.cutter = cutter
         self.graph = fx.Graph()
         self.env: dict[int, fx.Node] = {}
         self.whole: dict[int, fx.Node] = {}
+        self.written: dict[int, fx.Node] = {}
         self.constants: dict[str, Any] = {}
-        self.symbols = SymbolNodes(self.graph)
+        self.symbols = SymbolNodes(self.graph, cutter.symbol_names, cutter.names.fresh)
 
     def place_inputs(self, inputs: list[Port], touched: set[int]) -> None:
         for port in inputs:
@@ -174,6 +219,15 @@ class _Builder:
             self.symbols.learn_tensor(record.out, node)
         else:
             self.whole[id(record)] = node
+
+    def write(self, write: Write) -> None:
+        new = self._node_of(write.new)
+        place = self.env[id(write.value)]
+        name = self.cutter.write_name(write)
+        node = self.graph.create_node("call_function", write.target, (place, new), name=name)
+        node.meta["val"] = write.value
+        node.meta["partitioner_tag"] = "must_be_in_forward"
+        self.written[id(write.value)] = node
 
     def _node_of(self, value: Tensor) -> fx.Node:
         value = self.cutter.source(value)
@@ -231,6 +285,8 @@ class _Builder:
         return self.graph.create_node("get_attr", name, name=name)
 
     def result(self, value: Any) -> Any:
+        if isinstance(value, Written):
+            return self.written[id(value.value)]
         if isinstance(value, Tensor):
             node = self.env.get(id(value))  # a user's own detach is returned as it is
             return node if node is not None else self._node_of(value)

@@ -39,6 +39,15 @@ class SharedGroup:
     slots: tuple[Slot, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Scalar:
+    """A flat input that is no tensor; `after` tensors of the call come before it."""
+
+    slot: Slot
+    value: Any
+    after: int
+
+
 @dataclass(eq=False)
 class Call:
     """What is to be captured: a function of flat leaves.
@@ -51,6 +60,7 @@ class Call:
     invoke: Callable[[Callable[[Any], Any]], Any]
     numbers: list[tuple[Slot, Any]] = field(default_factory=list)
     shared: tuple[SharedGroup, ...] = ()
+    scalars: tuple[Scalar, ...] = ()
 
 
 @dataclass(eq=False)
@@ -171,6 +181,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
         functional.sync(session.disguises.current(member.seen))
     for _, shadow in session.shadows:
         functional.sync(shadow)
+    session.trace.settled = len(session.trace.records)
     for value in flat:
         if isinstance(value, Tensor):
             session.layouts.settle(value)

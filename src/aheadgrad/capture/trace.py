@@ -81,6 +81,7 @@ class Trace:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.phase = "forward"
+        self.settled = 0  # how many records there were when the inputs had their final values
         self.constants: dict[int, Tensor] = {}
         self._made: dict[int, Made] = {}
 

@@ -61,7 +61,7 @@ def _steps(
     start: FakeTensor = session.fake(source)
     log = _StepLog(session.mode)
     try:
-        with functional.below(), log:
+        with functional.outside(), log:
             end = functional.replay_steps(start, wanted)
     except RuntimeError:
         return None

@@ -16,7 +16,7 @@ from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.facts.facts import Fresh, FreshRoot, IsRoot
 from aheadgrad.partition.split import SavedSet
-from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 
@@ -26,8 +26,6 @@ _ATTRIBUTES: dict[type, list[str]] = {}
 def watches(captured: Captured, component: Component, saved: SavedSet) -> list[str]:
     """Names (in the entry function) of tensors whose version the node has to remember."""
     keys = _saved_storages(component)
-    if not keys:
-        return []
     sources = {id(view_source(captured, s.value)) for s in saved.tensors}
     names = []
     offset = len(captured.forward.number_slots)
@@ -37,12 +35,31 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[s
         fact = captured.facts.inputs[i]
         if id(entrance.value) not in sources or (fact.data_changed and fact.history_changed):
             names.append(f"p{i + offset}")
+    names += [n for n in _updated_and_saved(captured, sources) if n not in names]
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
             continue
         if storage_key(e.traced) in keys and id(view_source(captured, e.value)) not in sources:
             names.append(f"r{i}")
     return names
+
+
+def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
+    """Inputs changed in sight of autograd whose new value (or the memory behind it) is saved."""
+    changed = [
+        f for f in captured.facts.inputs if f.data_changed or f.geometry is not None or f.storage_changed
+    ]
+    changed = [f for f in changed if f.index not in captured.in_graph_updates]
+    exits = [e for e in captured.exits if isinstance(e.slot, UpdatedInput)]
+    offset = len(captured.forward.number_slots)
+    return [
+        f"p{fact.index + offset}"
+        for fact, e in zip(changed, exits, strict=True)
+        if fact.index >= 0
+        and fact.data_changed
+        and fact.history_changed
+        and id(view_source(captured, e.value)) in sources
+    ]
 
 
 def _saved_storages(component: Component) -> set[int]:
