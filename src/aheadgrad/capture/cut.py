@@ -76,6 +76,13 @@ class Cutter:
         self.write_names: dict[int, str] = {}
         self.symbol_names: dict[Any, str] = {}
 
+    def symbol_name(self, expr: Any, op: Any) -> str:
+        """What a size is called in all graphs; `op` reads it off a tensor."""
+        known = self.symbol_names.get(expr)
+        if known is None:
+            known = self.symbol_names[expr] = self.names.fresh(op.name().removeprefix("aten::"))
+        return known
+
     def name_records(self) -> None:
         for record in self.trace.records[self.named :]:
             record.name = self.names.fresh(_base_name(record.target))
@@ -188,7 +195,7 @@ class _Builder:
         self.whole: dict[int, fx.Node] = {}
         self.written: dict[int, fx.Node] = {}
         self.constants: dict[str, Any] = {}
-        self.symbols = SymbolNodes(self.graph, cutter.symbol_names, cutter.names.fresh)
+        self.symbols = SymbolNodes(self.graph, cutter.symbol_name, cutter.names.fresh)
 
     def place_inputs(self, inputs: list[Port], touched: set[int]) -> None:
         for port in inputs:

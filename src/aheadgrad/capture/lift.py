@@ -17,6 +17,7 @@ from torch import Tensor
 from aheadgrad.capture import layouts
 from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
+from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.substitutes import SUBSTITUTES
 from aheadgrad.errors import DataDependentError
 from aheadgrad.torchlayer import functional
@@ -104,7 +105,13 @@ class Lift(TorchFunctionMode):
         if not _writes(func, kwargs):
             return func(*args, **kwargs)
         written = [(t, geometry_of(t)) for t in _destinations(args, kwargs)]
+        name = getattr(func, "__name__", "")
+        if len(written) == 1 and (not args or args[0] is written[0][0]):
+            check_memory(name, written[0][0], tensors_among(args[1:]))
+        records = self.session.trace.records
+        before = len(records)
         out = func(*args, **kwargs)
+        check_casts(name, records[before:])
         for t, geometry in written:
             self.session.layouts.written(t, geometry)
         return out

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.capture.cut import Cutter
+from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
-from aheadgrad.capture.forward import Call, Forward, run
+from aheadgrad.capture.forward import Call, Forward, Scalar, run
 from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
+from aheadgrad.conventions import in_graph
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -20,10 +21,11 @@ from aheadgrad.facts.storage import merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, Slot, Tangent
+from aheadgrad.program.slots import Gradient, NoGradient, Slot, Tangent, UserOutput
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 
 @dataclass(eq=False)
@@ -42,11 +44,15 @@ class Captured:
     backward_autocast: AutocastState | None
     fixed_autocast: bool
     journal: Journal
-    in_graph_updates: frozenset[int] = frozenset()
+    in_graph_updates: frozenset[int]
+    options: Options
     cutter: Cutter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cutter = Cutter(self.forward.session.trace)
+        copied: list[tuple[Tensor, Any]] = []
+        if self.options.one_node and self.joint.components:
+            copied = in_graph.copies(self.session, self.facts, self.in_graph_updates)
+        self.cutter = Cutter(self.forward.session.trace, copied)
 
     @property
     def session(self) -> Session:
@@ -54,22 +60,49 @@ class Captured:
 
     @property
     def inputs(self) -> list[tuple[Slot, Any]]:
-        """Slots and traced values of all program inputs: numbers first come where they were given."""
-        tensors: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
-        return [*self.forward.number_slots, *tensors]
+        """Slots and traced values of all program inputs, numbers where they were given."""
+        found: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
+        for scalar in reversed(self.scalars):
+            found.insert(self._place(scalar), (scalar.slot, scalar.value))
+        return found
 
-    def target_slots(self, component: Component) -> list[Slot]:
-        return [target_slot(self, t) for t in component.targets]
+    @property
+    def scalars(self) -> list[Scalar]:
+        """Inputs that are no tensors: symbolic numbers and, in the drop-in's graphs, constants."""
+        return [s for s in self.call.scalars if self.options.one_node or is_symbolic(s.value)]
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The symbolic numbers, which the entry takes after its tensors."""
+        return [s.value for s in self.call.scalars if is_symbolic(s.value)]
+
+    def _place(self, scalar: Scalar) -> int:
+        """How many of the session's entrances were given before this number."""
+        before = {id(t) for _, t in self.call.inputs[: scalar.after]}
+        before |= {id(m.owner) for m in self.session.members if id(m.real) in before}
+        return sum(id(e.real) in before for e in self.session.entrances)
+
+    def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
+        """What a backward returns: the targets' gradients; in the drop-in's graphs, one per input."""
+        grads = zip(g.component.targets, g.grads, strict=True)
+        found: list[tuple[Slot, Any]] = [(Gradient(target_slot(self, t)), grad) for t, grad in grads]
+        if not self.options.one_node:
+            return found
+        by_input = {t.index: k for k, t in enumerate(g.component.targets) if t.kind == "input"}
+        entrance = {id(e.value): i for i, e in enumerate(self.session.entrances)}
+        each: list[tuple[Slot, Any]] = []
+        for slot, value in self.inputs:
+            k = by_input.get(entrance.get(id(value), -1))
+            each.append((NoGradient(slot), None) if k is None else found[k])
+        return each + [f for t, f in zip(g.component.targets, found, strict=True) if t.kind != "input"]
 
     @cached_property
     def program(self) -> Program:
         """The joint program: `(primals, tangents) -> (outputs, gradients)`."""
         ports = primal_ports(self.inputs)
-        outputs: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.exits]
+        outputs = in_graph.results(self, inference=False)
         phases = {"forward"}
         number = 0
-        from aheadgrad.capture.cut import Port
-
         for g in self.gradients:
             if g is None:
                 continue
@@ -78,9 +111,8 @@ class Captured:
                 if tangent is not None:
                     number += 1
                     ports.append(Port(Tangent(self.exits[i].slot), tangent, f"tangents_{number}"))
-            for slot, grad in zip(self.target_slots(g.component), g.grads, strict=True):
-                outputs.append((Gradient(slot), grad))
-        return self.cutter.cut("joint", ports, outputs, phases)
+            outputs += self.gradient_outputs(g)
+        return self.cutter.cut("joint", ports, outputs, phases, in_graph.writes(self))
 
     def record(self, component: Component, pattern: Pattern, state: AutocastState | None) -> Gradients:
         return self.joint.record(component, pattern, around=autocast_as(state))
@@ -89,8 +121,6 @@ class Captured:
 def target_slot(captured: Captured, target: Target) -> Slot:
     if target.kind == "input":
         return captured.session.entrances[target.index].slot
-    from aheadgrad.program.slots import UserOutput
-
     return UserOutput(target.index)
 
 
@@ -100,13 +130,14 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
         forward = _run_forward(call, options)
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
-        exits = make_exits(forward, facts, aliases, frozenset())
+        kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
+        exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
         joint = Joint(forward.session, exits, targets, one_node=options.one_node)
         fixed, state = from_options(options.backward_autocast, ambient)
         captured = Captured(
-            call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal
+            call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal, kept, options
         )
         for number, component in enumerate(joint.components):
             captured.gradients.append(_record_expected(captured, number, component))

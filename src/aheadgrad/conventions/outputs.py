@@ -104,7 +104,7 @@ def emit(script: Script, a: Assembly) -> None:
     for r, root in enumerate(a.facts.roots):
         if isinstance(root, AliasRoot) and not root.leaf:
             _emit_alias_root(script, a, r, root)
-    shared: dict[Any, str] = {}
+    shared: dict[Any, Any] = {}
     for j, fact in enumerate(a.facts.outputs):
         if isinstance(fact, ViewOf) and not fact.leaf:
             _emit_view(script, a, j, fact, shared)
@@ -124,7 +124,7 @@ def _emit_alias_root(script: Script, a: Assembly, r: int, root: AliasRoot) -> No
         script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, version)")
 
 
-def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, str]) -> None:
+def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
     base = root_name(a, fact.root)
     set_grad = script.names.name(set_grad_enabled, "set_grad")
     bump = script.names.name(set_version, "set_version") if fact.stale and not a.inference else None
@@ -142,7 +142,7 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
         script.line(f"{bump}({base}, {base}._version - {_LONG_AGO})")
 
 
-def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]) -> str:
+def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, Any]) -> str:
     """Parts of one `unbind` come from one call."""
     steps = fact.recipe.steps
     if any(step.without_grad for step in steps):
@@ -151,6 +151,10 @@ def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, str]
         return _grow(script, base, fact.recipe)
     last = steps[-1]
     key = repr((base, steps[:-1], last.target, last.args, last.kwargs))
+    used = shared.setdefault((key, "parts"), set())
+    if last.part in used:
+        return _grow(script, base, fact.recipe)
+    used.add(last.part)
     if key not in shared:
         shared[key] = name = f"parts{len(shared)}"
         whole = Recipe((*steps[:-1], type(last)(last.target, last.args, last.kwargs)))

@@ -7,12 +7,10 @@ intermediate that the program returns); the others are made from it at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
-
+import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Forward
-from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -31,7 +29,13 @@ from aheadgrad.facts.facts import (
 )
 from aheadgrad.facts.recipes import recipe
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.autograd import (
+    CreationMeta,
+    base_of,
+    creation_meta,
+    is_view,
+    same_version_counter,
+)
 
 
 @dataclass(eq=False)
@@ -228,24 +232,9 @@ def _is_leaf_view(t: Tensor) -> bool:
 
 
 def _cuts(made: Recipe) -> bool:
-    import torch
-
     return any(step.target is torch.ops.aten.detach.default for step in made.steps)
 
 
 def _how_cut(owner: Tensor, root: Tensor) -> str:
     """`x.detach()` shares x's version counter, `x.data` does not."""
-    import torch
-
-    before = root._version
-    torch.autograd.graph.increment_version(owner)
-    return "detach" if root._version != before else "data"
-
-
-def needs_grad(t: Any) -> bool:
-    """Does this traced tensor have a history that leads somewhere?"""
-    return isinstance(t, Tensor) and t.requires_grad and t.grad_fn is not None
-
-
-def unsupported(reason: str) -> FallbackError:
-    return FallbackError(reason)
+    return "detach" if same_version_counter(owner, root) else "data"

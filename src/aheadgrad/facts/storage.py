@@ -64,25 +64,33 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     }
     slots = {id(real): slot for slot, real in call.inputs}
     groups = []
+    hands_out_parts = any(
+        isinstance(v, Tensor) and is_view(v) and creation_meta(v) != CreationMeta.DEFAULT
+        for v in forward.outputs
+    )
     for tensors in storage_groups([real for _, real in call.inputs]):
-        members = _concerned(tensors, facts)
+        members = _concerned(tensors, facts, hands_out_parts)
         if members:
             groups.append(_group(members, [slots[id(m)] for m in members]))
     return replace(call, shared=tuple(groups)) if groups else None
 
 
-def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts]) -> list[Tensor]:
-    """Those of one storage that have to enter together."""
+def _concerned(
+    tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool
+) -> list[Tensor]:
+    """Those of one storage that have to enter together.
+
+    Parts that do not touch are independent, but for one thing: they share a version counter,
+    and views with several outputs (`split`) remember at which version they were made.
+    """
     changed = [t for t in tensors if _changes(facts[id(t)])]
-    if not changed:
-        return []
     if len(tensors) == 1:
         only, fact = tensors[0], facts[id(tensors[0])]
         if not is_view(only) or not only.requires_grad or fact.storage_changed:
             return []
         special = creation_meta(only) != CreationMeta.DEFAULT and fact.version_bumps > 0
         return tensors if special or fact.geometry is not None else []
-    if any(t is not c and _overlap(t, c) for c in changed for t in tensors):
+    if any(t is not c and (hands_out_parts or _overlap(t, c)) for c in changed for t in tensors):
         return tensors
     return []
 

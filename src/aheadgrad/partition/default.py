@@ -13,9 +13,9 @@ from torch import Tensor
 from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.joint import Gradients
-from aheadgrad.partition.split import SavedSet, SavedValue, missing_sizes
+from aheadgrad.partition.split import SavedSet, SavedValue, needed_symbols
 from aheadgrad.program.slots import Slot
-from aheadgrad.torchlayer.symbols import free_symbols, is_symbolic
+from aheadgrad.torchlayer.symbols import expression, is_symbolic, places
 
 
 def choose(
@@ -41,8 +41,7 @@ def choose(
         for key, user in users.items()
     ]
     saved.sort(key=lambda s: _position(cutter, inputs, s.value))
-    sizes = _sizes(cutter, inputs, gradients, saved)
-    return SavedSet(tuple(saved), sizes)
+    return SavedSet(tuple(saved), saved_sizes(cutter, inputs, gradients, saved))
 
 
 def _walk_backward(
@@ -104,17 +103,30 @@ def _position(cutter: Cutter, inputs: list[tuple[Slot, Any]], value: Tensor) -> 
     return (1, made.record, made.part or 0)
 
 
-def _sizes(
+def saved_sizes(
     cutter: Cutter, inputs: list[tuple[Slot, Any]], gradients: list[Gradients], saved: list[SavedValue]
 ) -> tuple[tuple[str, Any], ...]:
     """Each symbol that the backward needs is saved as a number."""
-    needed = missing_sizes(cutter, gradients, saved)
-    if not needed:
-        return ()
-    numbers: dict[Any, Any] = {}
+    numbers: dict[Any, tuple[str, Any]] = {}
+    found: list[tuple[str, Any]] = []
+    for symbol in needed_symbols(cutter, gradients, saved):
+        if not numbers:
+            numbers = _providers(cutter, inputs)
+        if symbol in numbers:
+            found.append(numbers[symbol])
+    return tuple(found)
+
+
+def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tuple[str, Any]]:
+    """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
+    found: dict[Any, tuple[str, Any]] = {}
+    for i, (_, value) in enumerate(inputs):
+        if is_symbolic(value):
+            found.setdefault(expression(value), (f"primals_{i + 1}", value))
     for _, value in inputs:
-        parts = value.size() if isinstance(value, Tensor) else (value,)
-        for part in parts:
-            if is_symbolic(part) and len(free_symbols(part)) == 1:
-                numbers.setdefault(next(iter(free_symbols(part))), part)
-    return tuple((f"size_{symbol}", numbers[symbol]) for symbol in needed if symbol in numbers)
+        if isinstance(value, Tensor):
+            for op, _, number in places(value):
+                expr = expression(number)
+                if expr not in found:
+                    found[expr] = (cutter.symbol_name(expr, op), number)
+    return found

@@ -111,6 +111,16 @@ class Gradient(Slot):
 
 
 @dataclass(frozen=True)
+class NoGradient(Slot):
+    """Stands where an input has no gradient, in graphs that return one per input: always None."""
+
+    of: Slot
+
+    def describe(self) -> str:
+        return f"no gradient of {self.of.describe()}"
+
+
+@dataclass(frozen=True)
 class Saved(Slot):
     """A value that the forward keeps for the backward."""
 

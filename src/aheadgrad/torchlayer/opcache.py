@@ -21,6 +21,14 @@ _META = torch.device("meta")
 _MISSING = object()
 
 
+_VIEW = torch.ops.aten.view.default
+
+
+def _check_view(t: FakeTensor, size: Any) -> None:
+    """Fake tensors allow a few views that kernels refuse; a tensor without data refuses them too."""
+    torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=_META).view(size)
+
+
 class _Uncacheable(Exception):
     pass
 
@@ -46,7 +54,12 @@ class OpCache:
         if not _cacheable(func):
             self.refused.add(func)
             return self.mode.dispatch(func, types, args, kwargs)
-        out = self.mode._dispatch_impl(func, types, args, kwargs)
+        if func is _VIEW:
+            _check_view(*args)
+        try:
+            out = self.mode._dispatch_impl(func, types, args, kwargs)
+        except ValueError as error:  # what Python references raise where kernels raise RuntimeError
+            raise RuntimeError(*error.args) from error
         spec = _spec(out, args, kwargs)
         if spec is None:
             self.refused.add(func)

@@ -1,33 +1,40 @@
 """Symbolic sizes: numbers in op arguments that must become nodes of the graph.
 
 No op announces a symbolic size; it arrives inside arguments as a SymInt with an expression. The
-expression is rebuilt from symbols that the program's inputs (or values made so far) provide.
+expression is rebuilt from symbols that the program's inputs (or values made so far) provide:
+
+    x.view(x.shape[0] * 3)      sym_size_int = sym_size(x, 0);  mul = sym_size_int * 3;  view(x, [mul])
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch.fx.proxy import GraphAppendingTracer, Proxy
 
-_SIZE = torch.ops.aten.sym_size.int
+aten = torch.ops.aten
+_SIZE, _STRIDE, _OFFSET = aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_offset.default
 
 
 def is_symbolic(value: Any) -> bool:
     return isinstance(value, SymInt | SymFloat | SymBool)
 
 
+def expression(value: Any) -> Any:
+    """The expression behind a symbolic number, with all that is known by now put in."""
+    return value.node.expr
+
+
 def free_symbols(value: Any) -> set[Any]:
     """The symbols of a SymInt, a tensor's sizes, or a nest of such."""
     if is_symbolic(value):
-        return set(value.node.expr.free_symbols)
+        return set(expression(value).free_symbols)
     if isinstance(value, Tensor):
-        found: set[Any] = set()
-        for part in (*value.size(), *value.stride(), value.storage_offset()):
-            if is_symbolic(part):
-                found |= set(part.node.expr.free_symbols)
-        return found
+        parts = (*value.size(), *value.stride(), value.storage_offset())
+        return set().union(*(free_symbols(p) for p in parts if is_symbolic(p)))
     if isinstance(value, list | tuple):
         return set().union(*(free_symbols(v) for v in value)) if value else set()
     if isinstance(value, dict):
@@ -35,59 +42,99 @@ def free_symbols(value: Any) -> set[Any]:
     return set()
 
 
-def expression(value: Any) -> Any:
-    return value.node.expr
-
-
 def size_hint(value: Any) -> int:
+    """The number that a symbolic size had when it was recorded."""
     return int(value.node.hint) if isinstance(value, SymInt) else int(value)
 
 
-class SymbolNodes:
-    """Nodes for symbols and expressions in one graph, made when first needed."""
+def constant_of(value: Any) -> Any:
+    """The plain number, if by now only one is possible; None otherwise."""
+    expr = expression(value)
+    if isinstance(value, SymBool):
+        return bool(expr) if expr.is_Boolean and not expr.free_symbols else None
+    if not expr.is_number:
+        return None
+    return int(expr) if isinstance(value, SymInt) else float(expr)
 
-    def __init__(self, graph: fx.Graph) -> None:
+
+def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
+    """Where a tensor shows numbers: `(op, further arguments, number)`, sizes first."""
+    found: list[tuple[Any, tuple[Any, ...], Any]] = []
+    found += [(_SIZE, (d,), n) for d, n in enumerate(value.size())]
+    if value.layout is torch.strided:
+        found += [(_STRIDE, (d,), n) for d, n in enumerate(value.stride())]
+        found.append((_OFFSET, (), value.storage_offset()))
+    return [p for p in found if is_symbolic(p[2])]
+
+
+class _Arithmetic(GraphAppendingTracer):
+    """Appends nodes under names of our choice, each with its value."""
+
+    def __init__(self, graph: fx.Graph, fresh: Callable[[str], str]) -> None:
+        super().__init__(graph)
+        self.fresh = fresh
+
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: Any, name: Any = None, type_expr: Any = None
+    ) -> fx.Node:
+        name = self.fresh(getattr(target, "__name__", "number"))
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        values = fx.node.map_arg(args, lambda n: n.meta["val"])
+        node.meta["val"] = target(*values)
+        return node
+
+
+class SymbolNodes:
+    """Nodes for symbols and expressions in one graph, made when first needed.
+
+    `name` gives a size the same name in all graphs of one trace, `fresh` gives new ones.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str]
+    ) -> None:
         self.graph = graph
+        self.name = name
+        self.fresh = fresh
         self.known: dict[Any, fx.Node] = {}
-        self.sources: dict[Any, tuple[fx.Node, int]] = {}
+        self.sources: dict[Any, tuple[fx.Node, Any, tuple[Any, ...], Any]] = {}
 
     def learn_number(self, value: Any, node: fx.Node) -> None:
         if is_symbolic(value):
-            self.known.setdefault(value.node.expr, node)
+            self.known.setdefault(expression(value), node)
 
     def learn_tensor(self, value: Tensor, node: fx.Node) -> None:
-        for dim, size in enumerate(value.size()):
-            if isinstance(size, SymInt):
-                self.sources.setdefault(size.node.expr, (node, dim))
+        for op, args, number in places(value):
+            self.sources.setdefault(expression(number), (node, op, args, number))
 
     def node(self, value: Any) -> Any:
-        expr = value.node.expr
-        if expr.is_number:
-            return int(expr) if isinstance(value, SymInt) else float(expr)
-        made = self._of_expression(expr)
+        """A node for a symbolic number (or the number itself, if only one is possible)."""
+        constant = constant_of(value)
+        if constant is not None:
+            return constant
+        made = self._of_expression(expression(value))
         made.meta.setdefault("val", value)
         return made
 
     def _of_expression(self, expr: Any) -> fx.Node:
-        if expr in self.known:
-            return self.known[expr]
-        if expr in self.sources:
-            tensor, dim = self.sources[expr]
-            node = self.graph.call_function(_SIZE, (tensor, dim))
-            self.known[expr] = node
-            return node
-        return self._arithmetic(expr)
+        if expr not in self.known:
+            self.known[expr] = self._read(expr) if expr in self.sources else self._computed(expr)
+        return self.known[expr]
 
-    def _arithmetic(self, expr: Any) -> fx.Node:
-        from torch.fx.proxy import GraphAppendingTracer, Proxy
+    def _read(self, expr: Any) -> fx.Node:
+        tensor, op, args, number = self.sources[expr]
+        node = self.graph.create_node("call_function", op, (tensor, *args), name=self.name(expr, op))
+        node.meta["val"] = number
+        return node
+
+    def _computed(self, expr: Any) -> fx.Node:
         from torch.utils._sympy.interp import sympy_interp
         from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-        tracer = GraphAppendingTracer(self.graph)
         missing = [s for s in expr.free_symbols if s not in self.known and s not in self.sources]
         if missing:
             raise AssertionError(f"no input of this program provides the size {missing[0]}")
+        tracer = _Arithmetic(self.graph, self.fresh)
         env = {s: Proxy(self._of_expression(s), tracer) for s in expr.free_symbols}
         node: fx.Node = sympy_interp(PythonReferenceAnalysis, env, expr).node
-        self.known[expr] = node
         return node

@@ -1,0 +1,98 @@
+"""The checks that kernels make before they write: overlapping memory, and lossy casts.
+
+A recorded write goes into a fresh tensor, so nothing would stop what eager refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.trace import Record
+from aheadgrad.errors import FallbackError
+from aheadgrad.torchlayer import functional
+
+_NO_OVERLAP_AT_ALL = {
+    "index_put_",
+    "index_add_",
+    "index_copy_",
+    "scatter_",
+    "scatter_add_",
+    "masked_scatter_",
+    "put_",
+}
+_CASTS_FREELY = {"copy_", "fill_", "masked_fill_", "__setitem__", "zero_", "random_", "bernoulli_"}
+
+
+def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
+    """Raises what eager's kernels raise."""
+    if name == "__setitem__":
+        if len(others) < 2:  # a slice of the tensor is written, not the tensor
+            return
+        name = "index_put_"
+    if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
+        raise FallbackError("a view made with unfold is written to")
+    if not _is_dense(written) and any(
+        s == 0 and n > 1 for s, n in zip(written.stride(), written.size(), strict=True)
+    ):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single "
+            "memory location. Please clone() the tensor before performing the operation."
+        )
+    for other in others:
+        status = _overlap(written, other)
+        if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
+            raise RuntimeError(
+                "unsupported operation: some elements of the input tensor and the written-to tensor "
+                "refer to a single memory location. Please clone() the tensor before performing the "
+                "operation."
+            )
+
+
+def check_casts(name: str, records: list[Record]) -> None:
+    """`x.add_(z)` with a complex z and a real x: eager refuses to drop the imaginary part."""
+    if name in _CASTS_FREELY or not records:
+        return
+    last = records[-1]
+    if last.target is torch.ops.aten._to_copy.default and isinstance(last.out, Tensor):
+        before, after = last.args[0].dtype, last.out.dtype
+        if not torch.can_cast(before, after):
+            raise RuntimeError(f"result type {before} can't be cast to the desired output type {after}")
+
+
+def _is_dense(t: Tensor) -> bool:
+    step = 1
+    dims = sorted(zip(t.stride(), t.size(), strict=True))
+    for stride, size in dims:
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _overlap(a: Tensor, b: Tensor) -> str:
+    if a is b:
+        return "full"
+    if a.numel() == 0 or b.numel() == 0 or functional.storage_key(a) != functional.storage_key(b):
+        return "none"
+    if not _is_dense(a) or not _is_dense(b):
+        return "unknown"
+    a0, b0 = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
+    a1, b1 = a0 + a.numel() * a.element_size(), b0 + b.numel() * b.element_size()
+    if (a0, a1) == (b0, b1):
+        return "full" if a.stride() == b.stride() else "partial"
+    return "partial" if a0 < b1 and b0 < a1 else "none"
+
+
+def tensors_among(values: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_among(value)
+    return found
