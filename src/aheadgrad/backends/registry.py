@@ -15,6 +15,7 @@ from typing import Any
 from aheadgrad.backends.eager import Boxed, compile_eager
 from aheadgrad.errors import InvalidOption
 from aheadgrad.program.program import Program
+from aheadgrad.program.slots import NoGradient
 
 Backend = Callable[[Program], Boxed]
 
@@ -42,5 +43,15 @@ def find_backend(backend: Any) -> Backend:
 
 
 def compile_program(backend: Any, program: Program) -> Boxed:
-    """Compiles one program with a backend."""
-    return find_backend(backend)(program)
+    """Compiles one program with a backend; what comes out returns no `NoGradient` slots."""
+    kinds = program.signature.outputs
+    run = find_backend(backend)(program)
+    kept = [i for i, slot in enumerate(kinds) if not isinstance(slot, NoGradient)]
+    if len(kept) == len(kinds):
+        return run
+
+    def gradients_only(args: list[Any]) -> list[Any]:
+        results = run(args)
+        return [results[i] for i in kept]
+
+    return gradients_only

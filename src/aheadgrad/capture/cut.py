@@ -307,6 +307,7 @@ def _base_name(target: Any) -> str:
 
 
 def _describe(node: fx.Node, record: Record) -> None:
+    node.meta["partitioner_tag"] = "is_forward" if record.phase == "forward" else "is_backward"
     if record.meta:
         node.meta.update(record.meta)
     origin = record.origin

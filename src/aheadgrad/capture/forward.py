@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from aheadgrad.capture.entrances import Member
 from aheadgrad.capture.origins import origin_of_error
 from aheadgrad.capture.session import Session
-from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError
+from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
@@ -205,6 +205,8 @@ def _explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
+    if "as_strided() is non-compositional" in str(error):
+        return FallbackError("a view made with as_strided from another view is written to")
     if isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
     return error

@@ -37,6 +37,11 @@ class Layouts:
             return
         self.pending[id(t)] = (t, before)
 
+    def look(self, t: Tensor) -> Geometry:
+        """What a tensor looks like in eager."""
+        found = self.pending.get(id(t))
+        return geometry_of(t) if found is None else found[1]
+
     def settle(self, values: Any) -> None:
         """Gives back their look to those of the pending tensors that are about to be used."""
         if isinstance(values, Tensor):

@@ -18,7 +18,7 @@ from aheadgrad.capture import layouts
 from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
-from aheadgrad.capture.substitutes import SUBSTITUTES
+from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchFunctionMode
@@ -110,7 +110,7 @@ class Lift(TorchFunctionMode):
             check_memory(name, written[0][0], tensors_among(args[1:]))
         records = self.session.trace.records
         before = len(records)
-        out = func(*args, **kwargs)
+        out = set_item(*args) if func is torch.Tensor.__setitem__ else func(*args, **kwargs)
         check_casts(name, records[before:])
         for t, geometry in written:
             self.session.layouts.written(t, geometry)

@@ -23,6 +23,7 @@ _NO_OVERLAP_AT_ALL = {
     "masked_scatter_",
     "put_",
 }
+_ALLOWED_ON_EXPANDED = {"index_fill_", "masked_fill_", "index_put_", "masked_scatter_"}
 _CASTS_FREELY = {"copy_", "fill_", "masked_fill_", "__setitem__", "zero_", "random_", "bernoulli_"}
 
 
@@ -37,6 +38,8 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     if not _is_dense(written) and any(
         s == 0 and n > 1 for s, n in zip(written.stride(), written.size(), strict=True)
     ):
+        if name in _ALLOWED_ON_EXPANDED:
+            raise FallbackError(f"{name} writes to an expanded tensor")
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single "
             "memory location. Please clone() the tensor before performing the operation."

@@ -25,7 +25,7 @@ from aheadgrad.program.slots import Gradient, NoGradient, Slot, Tangent, UserOut
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.fake import mode_of, new_mode
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.symbols import is_symbolic, places
 
 
 @dataclass(eq=False)
@@ -75,6 +75,10 @@ class Captured:
     def numbers(self) -> list[Any]:
         """The symbolic numbers, which the entry takes after its tensors."""
         return [s.value for s in self.call.scalars if is_symbolic(s.value)]
+
+    def symbolic_inputs(self) -> dict[int, Any]:
+        """By id of the tensor given: the traced values of inputs with symbolic sizes."""
+        return {id(e.real): e.value for e in self.session.entrances if places(e.value)}
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""

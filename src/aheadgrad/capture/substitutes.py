@@ -139,6 +139,14 @@ def _functional_dropout(
     return _dropout(input, p, training)
 
 
+def set_item(t: Tensor, index: Any, value: Any) -> None:
+    """`t[condition] = value` with a single truth value, which eager would look at."""
+    if isinstance(index, Tensor) and index.dim() == 0 and index.dtype in (torch.bool, torch.uint8):
+        t.unsqueeze(0)[index.unsqueeze(0)] = value
+    else:
+        t[index] = value
+
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.batch_norm: _batch_norm,
     torch.dropout: _dropout,

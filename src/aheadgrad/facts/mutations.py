@@ -26,7 +26,7 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     return InputFacts(
         index,
         data_changed=functional.has_data_mutation(seen) and held is not value,
-        geometry=_new_geometry(seen, current, geometry_of(value)),
+        geometry=_new_geometry(session, seen, current, geometry_of(value)),
         storage_changed=moved and held is not value,
         history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,
@@ -47,7 +47,7 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     return InputFacts(
         -1 - k,
         data_changed=changed,
-        geometry=_new_geometry(member.seen, current, before),
+        geometry=_new_geometry(session, member.seen, current, before),
         history_changed=changed or _reshaped_in_sight(session, member.seen),
         becomes_leaf=becomes_leaf,
     )
@@ -62,8 +62,8 @@ def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) 
     return (history is not None and history is not before) or _reshaped_in_sight(session, seen)
 
 
-def _new_geometry(seen: Tensor, current: Tensor, before: Geometry) -> Geometry | None:
+def _new_geometry(session: Session, seen: Tensor, current: Tensor, before: Geometry) -> Geometry | None:
     if current is seen and not functional.has_metadata_mutation(seen):
         return None
-    after = geometry_of(current)
+    after = session.layouts.look(current)
     return after if after != before else None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from aheadgrad import pipeline
+from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import module as modules
@@ -151,6 +152,7 @@ class Compiled:
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
         entry = pipeline.run(call, self.options)
+        rehearse(entry.captured)
         run = _structured(entry, changed)
         flags = modules.training_flags(self._module) if self._module is not None else []
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, flags, reach_from(target))

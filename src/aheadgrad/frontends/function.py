@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from aheadgrad.capture.forward import Call
+from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.torchlayer.subclasses import is_plain
@@ -55,8 +55,11 @@ def make_call(
 ) -> Call:
     """`state` are tensors to lift besides the arguments; `around(see)` swaps them in."""
     inputs = list(state)
+    scalars = []
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
-        if isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor):
+            scalars.append(Scalar(UserInput(path), leaf, len(inputs)))
+        else:
             if not is_plain(leaf):
                 raise FallbackError(f"argument {path} is a {type(leaf).__name__}, a tensor subclass")
             inputs.append((UserInput(path), leaf))
@@ -66,4 +69,4 @@ def make_call(
         with around(see):
             return fn(*args, **kwargs)
 
-    return Call(inputs, invoke)
+    return Call(inputs, invoke, scalars=tuple(scalars))

@@ -22,7 +22,7 @@ from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import transform_level
 from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.guards import tensor_check
+from aheadgrad.torchlayer.guards import shape_check, tensor_check
 
 _SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
 
@@ -200,8 +200,13 @@ class GuardWriter:
                     inputs = [*inputs, name]
         if not reals:
             return
-        check = self.names.name(tensor_check(reals), "tensors_match")
+        symbolic = self.captured.symbolic_inputs()
+        check = self.names.name(tensor_check(reals, symbolic), "tensors_match")
         self._unless(f"{check}({', '.join(inputs)})")
+        if symbolic:
+            sizes = self.names.name(shape_check(list(symbolic.values())), "sizes_fit")
+            names = dict(zip(map(id, reals), inputs, strict=True))
+            self._unless(f"{sizes}({', '.join(names[key] for key in symbolic)})")
 
     def _by_id(self, key: int) -> Tensor | None:
         candidates = [*self.flat.leaves, *(p.get() for p in self.places)]

@@ -5,7 +5,7 @@ A partitioner chooses the values to save; only this file builds the two programs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class SavedValue:
-    """One value kept for the backward. `value` is the traced tensor."""
+    """One value kept for the backward. `value` is the traced tensor.
+
+    `copied`: what is kept is a copy of an input, which the graph made before the input changed.
+    """
 
     value: Tensor
     name: str
     reason: str
+    copied: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +42,17 @@ class SavedSet:
 
     tensors: tuple[SavedValue, ...] = ()
     sizes: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(eq=False)
+class SplitPrograms:
+    """The forward, one backward per component, and what goes between."""
+
+    forward: Program
+    backwards: list[Program | None]
+    saved: list[SavedSet]
+    all_saved: SavedSet
+    gradients: list[Gradients | None] = field(default_factory=list)
 
 
 def primal_ports(inputs: list[tuple[Slot, Any]], prefix: str = "primals") -> list[Port]:

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.capture.stage import Captured
 from aheadgrad.options import Options
+from aheadgrad.partition.custom import split_with
 from aheadgrad.partition.default import choose
-from aheadgrad.partition.split import SavedSet, SavedValue, backward_program, forward_program
+from aheadgrad.partition.split import (
+    SavedSet,
+    SavedValue,
+    SplitPrograms,
+    backward_program,
+    forward_program,
+)
 from aheadgrad.program.program import Program
 
 
-@dataclass(eq=False)
-class SplitPrograms:
-    """The forward, one backward per component, and what goes between."""
-
-    forward: Program
-    backwards: list[Program | None]
-    saved: list[SavedSet]
-    all_saved: SavedSet
-    gradients: list[Gradients | None] = field(default_factory=list)
-
-
 def partition(captured: Captured, options: Options) -> SplitPrograms:
+    if options.partition != "default" and _one_backward(captured) is not None:
+        return split_with(options.partition, captured)
     saved: list[SavedSet] = []
     changed = frozenset(
         id(captured.session.entrances[f.index].value)
         for f in captured.facts.inputs
-        if f.data_changed or f.storage_changed
+        if f.index >= 0 and (f.data_changed or f.storage_changed)
     )
     for g in captured.gradients:
         if g is None:
@@ -37,19 +34,16 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
         else:
             saved.append(choose(captured.cutter, captured.inputs, captured.exits, [g], changed))
     together = _union(captured, saved)
-    inference = not captured.joint.components
-    forward = forward_program(
-        captured.cutter, captured.inputs, captured.exits, together, inference=inference
-    )
+    forward = forward_program(captured, together, inference=not captured.joint.components)
     backwards: list[Program | None] = []
     for g, kept in zip(captured.gradients, saved, strict=True):
-        backwards.append(None if g is None else backward(captured, g, kept))
+        backwards.append(None if g is None else backward_program(captured, g, kept))
     return SplitPrograms(forward, backwards, saved, together, captured.gradients)
 
 
-def backward(captured: Captured, gradients: Gradients, saved: SavedSet) -> Program:
-    slots = captured.target_slots(gradients.component)
-    return backward_program(captured.cutter, captured.joint, gradients, saved, slots)
+def _one_backward(captured: Captured) -> Gradients | None:
+    """A partition function splits one joint graph; where eager's backward raises there is none."""
+    return captured.gradients[0] if len(captured.gradients) == 1 else None
 
 
 def _union(captured: Captured, saved: list[SavedSet]) -> SavedSet:

@@ -28,7 +28,7 @@ def make_node(
     if inputs:
         run, backward_source = _backward(names, backward, outputs, sizes, watched)
     else:
-        run, backward_source = _nowhere_backward(names)
+        run, backward_source = _nowhere_backward(names, watched)
     node = type(
         f"Compiled{number}",
         (NodeBase,),
@@ -77,9 +77,11 @@ def _backward(
     return script.function(f"ctx, {', '.join(tangents)}")
 
 
-def _nowhere_backward(names: Namespace) -> tuple[Any, str]:
+def _nowhere_backward(names: Namespace, watched: bool) -> tuple[Any, str]:
     """Outputs that require grad although no input is behind them."""
     script = Script("node_backward", names)
+    if watched:
+        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx)")
     script.line("return None, None, None, None")
     return script.function("ctx, *tangents")
 

@@ -15,10 +15,10 @@ from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.options import Options
-from aheadgrad.partition.split import SavedSet
-from aheadgrad.partition.stage import SplitPrograms, backward
+from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms, backward_program
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
+from aheadgrad.runtime.arrange import arranged
 from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.node import make_node
@@ -50,14 +50,15 @@ def make_entry(
     assembly = Assembly(
         facts=captured.facts,
         exits=captured.exits,
-        inputs=len(captured.inputs),
-        forward=compiled.forward,
+        inputs=len(captured.session.entrances) + len(captured.numbers),
+        forward=arranged(captured, compiled.forward),
         results=len(split.forward.signature.outputs),
         nodes=nodes,
         view_results=_view_results(captured),
         grad_before=captured.forward.grad_mode_before,
         inference=torch.is_inference_mode_enabled(),
         autocast=captured.autocast,
+        in_graph_updates=captured.in_graph_updates,
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
     )
     run, source = assemble(assembly)
@@ -91,7 +92,7 @@ def _node(
         number,
         bool(watched),
     )
-    tensor_names = [_saved_name(captured, split, component, s.value) for s in saved.tensors]
+    tensor_names = [_saved_name(captured, split, component, s) for s in saved.tensors]
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
     call = NodeCall(apply, component.exits, tensor_names, size_names, component.targets, watched)
     return call, source
@@ -111,13 +112,17 @@ def _make_backward(
         gradients = captured.record(component, pattern, state)
     except Exception as error:
         return Failure(error)
-    return compile_program(options.backend, backward(captured, gradients, saved))
+    return compile_program(options.backend, backward_program(captured, gradients, saved))
 
 
-def _saved_name(captured: Captured, split: SplitPrograms, component: Component, value: Tensor) -> str:
+def _saved_name(captured: Captured, split: SplitPrograms, component: Component, saved: SavedValue) -> str:
     """Where the entry function finds a value to save: an input, or a result of the forward."""
-    for i, (_, given) in enumerate(captured.inputs):
-        if given is value:
+    value = saved.value
+    first = len(captured.exits)
+    if saved.copied:
+        return f"r{first + split.all_saved.tensors.index(saved)}"
+    for i, entrance in enumerate(captured.session.entrances):
+        if entrance.value is value:
             return f"p{i}"
     for fact, updated in _updates(captured):
         if updated is value and not fact.history_changed and fact.geometry is None and fact.index >= 0:
@@ -126,7 +131,6 @@ def _saved_name(captured: Captured, split: SplitPrograms, component: Component, 
     for i, e in enumerate(captured.exits):
         if e.value is value and i in own:
             return f"r{i}"
-    first = len(captured.exits)
     position = next(k for k, s in enumerate(split.all_saved.tensors) if s.value is value)
     shared = any(e.value is value and e.differentiable for e in captured.exits)
     if any(f.version_bumps for f in captured.facts.inputs):

@@ -17,8 +17,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
 )
 from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    StatelessSymbolicContext,
 )
 
 __all__ = [
@@ -74,15 +76,18 @@ def fake_like(mode: FakeTensorMode, t: Tensor) -> FakeTensor:
     Must run outside functionalization and modes. Much cheaper than `FakeTensorMode.from_tensor`,
     which also rebuilds the autograd history and the view chain that we set up ourselves.
     """
+    return _fake_of(mode, t, t.size(), t.stride(), t.storage_offset())
+
+
+def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: Any) -> FakeTensor:
     device = t.fake_device if isinstance(t, FakeTensor) else t.device
-    offset = t.storage_offset()
     if isinstance(offset, int) and offset == 0:
-        meta = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+        meta = torch.empty_strided(size, stride, dtype=t.dtype, device="meta")
     else:
-        length = offset + 1 + sum((n - 1) * s for n, s in zip(t.size(), t.stride(), strict=True))
-        if not isinstance(t, FakeTensor) and t.device.type != "meta":
+        length = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if not isinstance(t, FakeTensor) and t.device.type != "meta" and isinstance(length, int):
             length = max(length, t.untyped_storage().nbytes() // t.element_size())
-        meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(t.size(), t.stride(), offset)
+        meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(size, stride, offset)
         meta = meta.detach()
     if t.is_conj():
         meta = meta.conj().detach()
@@ -92,10 +97,16 @@ def fake_like(mode: FakeTensorMode, t: Tensor) -> FakeTensor:
 
 
 def symbolic_like(mode: FakeTensorMode, t: Tensor, source: str) -> FakeTensor:
-    """As `fake_like`, with sizes that are symbols of the mode's shape environment."""
+    """As `fake_like`, with sizes that are symbols of the mode's shape environment.
+
+    Sizes 0 and 1 stay numbers, and equal sizes share a symbol.
+    """
     from torch._dynamo.source import ConstantSource
 
-    with torch._C._DisableTorchDispatch() if hasattr(torch._C, "_DisableTorchDispatch") else torch.no_grad():
-        fake = mode.from_tensor(t.detach(), static_shapes=False, source=ConstantSource(source))
-    out: FakeTensor = fake
-    return out
+    if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
+        return fake_like(mode, t)
+    free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * t.dim())
+    size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
+        t, ConstantSource(source), symbolic_context=free
+    )
+    return _fake_of(mode, t, size, stride, offset)

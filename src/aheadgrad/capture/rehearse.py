@@ -1,0 +1,54 @@
+"""Ops whose results nobody uses are not in the program, but eager would run them, and may raise.
+
+Kernels refuse some dtypes that fake tensors let through. So unused ops are run once, when the
+entry is compiled: what they raise depends only on what the entry assumes anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.backends.eager import compile_eager
+from aheadgrad.capture.cut import Port
+from aheadgrad.capture.stage import Captured
+from aheadgrad.program.slots import Slot
+from aheadgrad.torchlayer import random
+from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.fake import FakeTensor
+
+_NEVER_RAISE = {
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.copy.default,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.lift_fresh_copy.default,
+    torch.ops.aten.zeros.default,
+    torch.ops.aten.ones.default,
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select_scatter.default,
+}
+
+
+def rehearse(captured: Captured) -> None:
+    """Runs the unused ops of the forward on the real inputs."""
+    reals = [e.real for e in captured.session.entrances]
+    if any(isinstance(r, FakeTensor) for r in reals) or captured.forward.number_slots:
+        return
+    cutter = captured.cutter
+    boundary = {id(e.value) for e in captured.session.entrances}
+    used, _ = cutter.needed([e.value for e in captured.exits], boundary, {"forward"})
+    unused: list[Any] = []
+    for i, record in enumerate(captured.session.trace.records):
+        if i in used or record.phase != "forward" or is_view_op(record.target):
+            continue
+        if record.target not in _NEVER_RAISE:
+            parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
+            unused += [p for p in parts if isinstance(p, Tensor)][:1]
+    if not unused:
+        return
+    inputs = [Port(e.slot, e.value, f"input_{i}") for i, e in enumerate(captured.session.entrances)]
+    program = cutter.cut("rehearsal", inputs, [(Slot(), value) for value in unused])
+    with torch.no_grad(), random.preserved():
+        compile_eager(program)(list(reals))
