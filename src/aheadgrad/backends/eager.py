@@ -11,11 +11,14 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from aheadgrad.program.program import Program
 from aheadgrad.runtime.calls import callee
 from aheadgrad.runtime.emit import Namespace, Script
+
+_AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 
 Boxed = Callable[[list[Any]], list[Any]]
 
@@ -71,6 +74,8 @@ def _call(node: fx.Node, names: dict[fx.Node, str], space: Namespace) -> str:
         return f"{names[node.args[0]]}[{_argument(node.args[1], names, space)}]"  # type: ignore[index]
     function, hint = callee(node.target)
     args = [_argument(a, names, space) for a in node.args]
+    if node.target is _AS_STRIDED_SCATTER:
+        args[0] += ".detach()"  # its kernel refuses what requires grad, even without grad mode
     args += [f"{k}={_argument(v, names, space)}" for k, v in node.kwargs.items()]
     return f"{space.name(function, f'f_{hint}')}({', '.join(args)})"
 

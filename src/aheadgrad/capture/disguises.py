@@ -46,6 +46,7 @@ class Parent:
     view: Tensor
     source: Tensor
     with_grad: bool
+    base_required_grad: bool
 
 
 class Disguises:
@@ -76,7 +77,8 @@ class Disguises:
                 self.viewed.add(id(base))
                 source = args[0] if args else None
                 if isinstance(source, Tensor) and source is not out:
-                    self.parents.setdefault(id(out), Parent(out, source, torch.is_grad_enabled()))
+                    mode, graded = torch.is_grad_enabled(), base is not None and base.requires_grad
+                    self.parents.setdefault(id(out), Parent(out, source, mode, graded))
         elif type(out) in (list, tuple):
             for part in out:
                 self.note(part, args)
@@ -91,6 +93,9 @@ class Disguises:
         if t.requires_grad and not torch.is_grad_enabled() and (special or not view):
             return False
         _check_in_place(t)
+        parent = self.parents.get(id(t))
+        if tracked_late(t, parent):
+            raise FallbackError("a view is reshaped in place after its base came to require grad")
         source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
         if source is not t and len(rest) < 3 and "storage_offset" not in kwargs:
             kwargs = {**kwargs, "storage_offset": t.storage_offset()}
@@ -108,6 +113,13 @@ class Disguises:
     def detach(self, original: Tensor) -> None:
         worn = self.worn[id(original)]
         self.worn[id(original)] = Disguise(original, worn.current.detach(), worn.tracked)
+
+
+def tracked_late(t: Tensor, parent: Parent | None) -> bool:
+    """Eager takes such a view for a leaf, or not, depending on whether it was used in between."""
+    return (
+        parent is not None and not parent.base_required_grad and t.requires_grad and torch.is_grad_enabled()
+    )
 
 
 def _check_in_place(t: Tensor) -> None:

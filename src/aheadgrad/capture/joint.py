@@ -17,6 +17,7 @@ from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
 Layout = tuple[Any, ...] | None
 Pattern = tuple[Layout, ...]
@@ -38,6 +39,8 @@ class Component:
     exits: list[int]
     targets: list[Target]
     nodes: set[Any] = field(default_factory=set)
+    other_leaves: list[Tensor] = field(default_factory=list)
+    nodes_of: dict[int, set[Any]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -73,7 +76,8 @@ class Joint:
         self.recorded += 1
         session.trace.phase = phase = f"backward {self.recorded}"
         wanted = component.targets if targets is None else targets
-        if not wanted:
+        leaves = [t.leaf for t in wanted] + component.other_leaves
+        if not leaves:
             tangents = [None] * len(component.exits)
             return Gradients(component, pattern, tangents, [], phase)  # type: ignore[arg-type]
         try:
@@ -82,13 +86,13 @@ class Joint:
                 present = [i for i, layout in zip(component.exits, pattern, strict=True) if layout is not None]
                 raw = torch.autograd.grad(
                     [self.exits[i].traced for i in present],
-                    [t.leaf for t in wanted],
+                    leaves,
                     grad_outputs=wrapped,
                     allow_unused=True,
                     retain_graph=True,
                 )
                 grads = []
-                for g in raw:
+                for g in raw[: len(wanted)]:
                     if g is not None:
                         functional.sync(g)
                         g = functional.unwrap(g)
@@ -117,6 +121,8 @@ def tangent_layout(t: Tensor) -> tuple[Any, ...]:
     """The strides we expect a tangent to have: the output's, if those are dense."""
     stride = tuple(t.stride())
     size = tuple(t.size())
+    if any(map(is_symbolic, (*size, *stride))):
+        return dense_strides(size, dense_order(t))
     dense = 1
     for n, s in sorted(zip(size, stride, strict=True), key=lambda pair: (pair[1], pair[0])):
         if n == 1:
@@ -125,6 +131,22 @@ def tangent_layout(t: Tensor) -> tuple[Any, ...]:
             return contiguous_strides(size)
         dense = dense * n
     return stride
+
+
+def dense_order(t: Tensor) -> tuple[int, ...]:
+    """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
+    strides = [size_hint(s) for s in t.stride()]
+    return tuple(sorted(range(t.dim()), key=lambda d: (-strides[d], d)))
+
+
+def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
+    """Strides without gaps for dimensions in this order in memory."""
+    strides: list[Any] = [1] * len(size)
+    step: Any = 1
+    for d in reversed(order):
+        strides[d] = step
+        step = step * size[d]
+    return tuple(strides)
 
 
 def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -139,30 +161,30 @@ def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
 def _components(
     exits: list[Exit], differentiable: list[int], targets: list[Target], one_node: bool
 ) -> list[Component]:
-    if not differentiable:
-        return []
-    if one_node:
-        nodes = set().union(*(_reach(exits[i].traced.grad_fn)[0] for i in differentiable))
-        return [Component(differentiable, list(targets), nodes)]
-    by_leaf = {id(t.leaf): t for t in targets}
-    groups: list[tuple[list[int], set[Any], dict[int, Target]]] = []
+    """Groups the outputs by what their histories have in common."""
+    reach = {i: _reach(exits[i].traced.grad_fn) for i in differentiable}
+    groups: list[tuple[list[int], set[Any]]] = []
     for i in differentiable:
-        nodes, leaves = _reach(exits[i].traced.grad_fn)
-        found = {id(v): by_leaf[id(v)] for v in leaves if id(v) in by_leaf}
-        merged: tuple[list[int], set[Any], dict[int, Target]] = ([i], nodes, found)
+        members, nodes = [i], reach[i][0]
         rest = []
         for group in groups:
-            if group[1] & merged[1]:
-                merged = (group[0] + merged[0], group[1] | merged[1], {**group[2], **merged[2]})
+            if one_node or group[1] & nodes:
+                members, nodes = group[0] + members, group[1] | nodes
             else:
                 rest.append(group)
-        groups = [*rest, merged]
-    order = {id(t.leaf): k for k, t in enumerate(targets)}
-    components = [
-        Component(sorted(members), sorted(found.values(), key=lambda t: order[id(t.leaf)]), nodes)
-        for members, nodes, found in groups
-    ]
+        groups = [*rest, (members, nodes)]
+    components = [_component(sorted(m), nodes, reach, targets, one_node) for m, nodes in groups]
     return sorted(components, key=lambda c: c.exits[0])
+
+
+def _component(
+    members: list[int], nodes: set[Any], reach: dict[int, Any], targets: list[Target], one_node: bool
+) -> Component:
+    leaves = {id(leaf): leaf for i in members for leaf in reach[i][1]}
+    wanted = [t for t in targets if one_node or id(t.leaf) in leaves]
+    known = {id(t.leaf) for t in targets}
+    others = [leaf for key, leaf in leaves.items() if key not in known]
+    return Component(members, wanted, nodes, others, {i: reach[i][0] for i in members})
 
 
 def _reach(start: Any) -> tuple[set[Any], list[Tensor]]:

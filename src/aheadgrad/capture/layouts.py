@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import base_of, is_view
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 
 
 def geometry_of(t: Tensor) -> Geometry:
@@ -104,5 +104,7 @@ def flattest(t: Tensor) -> Tensor:
     """
     base = base_of(t) if is_view(t) else None
     if base is None or base.dtype != t.dtype or functional.view_steps(base):
+        return t
+    if creation_meta(t) != CreationMeta.DEFAULT:
         return t
     return base

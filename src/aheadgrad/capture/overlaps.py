@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.trace import Record
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
@@ -46,6 +47,8 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
         )
     for other in others:
         status = _overlap(written, other)
+        if status == "unknown" and geometry_of(written) != geometry_of(other) and _touch(written, other):
+            raise FallbackError("an op reads memory that it writes to, in an order that eager leaves open")
         if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor "
@@ -89,6 +92,24 @@ def _overlap(a: Tensor, b: Tensor) -> str:
     if (a0, a1) == (b0, b1):
         return "full" if a.stride() == b.stride() else "partial"
     return "partial" if a0 < b1 and b0 < a1 else "none"
+
+
+_MOST_ELEMENTS = 1 << 20
+
+
+def _touch(a: Tensor, b: Tensor) -> bool:
+    """Do two tensors of one storage have an element in common?"""
+    if a.numel() > _MOST_ELEMENTS or b.numel() > _MOST_ELEMENTS or a.dtype != b.dtype:
+        return False
+    with functional.outside():
+        return bool(torch.isin(_addresses(a), _addresses(b)).any())
+
+
+def _addresses(t: Tensor) -> Tensor:
+    out = torch.tensor(t.storage_offset())
+    for n, s in zip(t.size(), t.stride(), strict=True):
+        out = out.unsqueeze(-1) + torch.arange(n) * s
+    return out.flatten()
 
 
 def tensors_among(values: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import HigherOrderOperator, TorchDispatchMode
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, TorchDispatchMode, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
@@ -40,6 +40,7 @@ class Recorder(TorchDispatchMode):
         self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
+        self.plain = False  # inside a decomposition that is run without functionalization
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,8 +48,15 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_OF:
             return args[0].fake_device
+        if self.plain and is_mutable(func):
+            raise _Writes
         if func in self.decompositions:
             out = self._decomposed(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if self.plain and isinstance(func, OpOverload):
+            with self:  # what functionalization would have taken apart before it came here
+                out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out
         if isinstance(func, HigherOrderOperator):
@@ -98,9 +106,24 @@ class Recorder(TorchDispatchMode):
         return pytree.tree_map(swap, (args, kwargs))
 
     def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a decomposition under functionalization and this recorder again."""
+        """Runs a decomposition under this recorder again; functionalized only if it writes."""
         lower = self.decompositions[func]
+        length, before = len(self.trace.records), self.plain
+        self.plain = True
+        try:
+            with self:
+                return lower(*args, **kwargs)
+        except _Writes:
+            if before:
+                raise
+            self.trace.rewind(length)
+        finally:
+            self.plain = before
+        return self._functionalized(lower, args, kwargs)
 
+    def _functionalized(
+        self, lower: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         def up(value: Any) -> Any:
             return functional.wrap(value) if isinstance(value, Tensor) else value
 
@@ -111,8 +134,9 @@ class Recorder(TorchDispatchMode):
             return functional.unwrap(value)
 
         wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
-        with self, functional.enabled():
-            out = lower(*wrapped_args, **wrapped_kwargs)
-            if out is NotImplemented:
-                return out
-            return pytree.tree_map(down, out)
+        with self, functional.again():
+            return pytree.tree_map(down, lower(*wrapped_args, **wrapped_kwargs))
+
+
+class _Writes(Exception):
+    """A decomposition changes a tensor in place."""

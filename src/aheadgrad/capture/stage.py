@@ -14,6 +14,7 @@ from aheadgrad.capture.forward import Call, Forward, Scalar, run
 from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
 from aheadgrad.conventions import in_graph
+from aheadgrad.errors import FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -75,6 +76,10 @@ class Captured:
     def numbers(self) -> list[Any]:
         """The symbolic numbers, which the entry takes after its tensors."""
         return [s.value for s in self.call.scalars if is_symbolic(s.value)]
+
+    @cached_property
+    def has_symbols(self) -> bool:
+        return bool(self.numbers or self.symbolic_inputs())
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""
@@ -168,6 +173,9 @@ def _open(call: Call, options: Options) -> Session:
 
 def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     """What gradients are taken of: inputs that require grad, and leaves made inside."""
+    for e in forward.session.entrances:
+        if e.required_grad and e.is_leaf and not e.leaf.requires_grad:
+            raise FallbackError(f"{e.slot.describe()} is a leaf that is made to require no grad inside")
     targets = [
         Target("input", i, e.leaf)
         for i, e in enumerate(forward.session.entrances)

@@ -105,6 +105,15 @@ class Trace:
                 if isinstance(value, Tensor):
                     self._made.setdefault(id(value), Made(index, part))
 
+    def rewind(self, length: int) -> None:
+        """Forgets all records from `length` on."""
+        for record in self.records[length:]:
+            parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
+            for value in parts:
+                if self._made.get(id(value), Made(-1, None)).record >= length:
+                    del self._made[id(value)]
+        del self.records[length:]
+
     def producer(self, value: Tensor) -> Made | None:
         """Which record made this value; None for an input."""
         return self._made.get(id(value))

@@ -96,7 +96,9 @@ def emit_watches(script: Script, a: Assembly) -> None:
     """What a node saved of an updated input must not change before backward, as in eager."""
     for node in a.nodes:
         if node.watches:
-            watched = "".join(f"({name}.detach(), {name}._version), " for name in node.watches)
+            watched = "".join(
+                f"({w.name}.detach(), {w.name}._version, {w.outputs}), " for w in node.watches
+            )
             script.line(f"r{node.exits[0]}.grad_fn.watch = ({watched})")
 
 

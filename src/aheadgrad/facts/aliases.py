@@ -115,7 +115,7 @@ class _Group:
         base = base_of(t)
         if creation_meta(t) != CreationMeta.DEFAULT and base is not None and not _is_function_view(t):
             return None
-        if _is_leaf_view(t):
+        if _is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
             return None
         return Fresh(t.requires_grad, is_view=True)
 
@@ -147,7 +147,8 @@ class _Group:
             return IsRoot(root)
         made = self._view_recipe(root_tensor, t)
         meta = creation_meta(t)
-        implied = made.geometry is None
+        implied = any(step.part is not None or step.without_grad for step in made.steps)
+        implied |= meta == CreationMeta.NO_GRAD_MODE
         return ViewOf(
             root,
             made,

@@ -177,3 +177,6 @@ class Facts:
     outputs: tuple[OutputFacts, ...]
     roots: tuple[Root, ...]
     ambient: Ambient
+
+    def input(self, index: int) -> InputFacts | None:
+        return next((f for f in self.inputs if f.index == index), None)

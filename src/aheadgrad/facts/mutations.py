@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from aheadgrad.capture.entrances import Entrance, Member
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.session import Session
+from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import version
@@ -23,10 +25,14 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     becomes_leaf = None
     if history is None and seen.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = seen.requires_grad
+    data_changed = functional.has_data_mutation(seen) and held is not value
+    geometry = _new_geometry(session, seen, current, geometry_of(value))
+    if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():
+        raise FallbackError("an input is changed and as_strided_ shrinks or grows it")
     return InputFacts(
         index,
-        data_changed=functional.has_data_mutation(seen) and held is not value,
-        geometry=_new_geometry(session, seen, current, geometry_of(value)),
+        data_changed=data_changed,
+        geometry=geometry,
         storage_changed=moved and held is not value,
         history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,

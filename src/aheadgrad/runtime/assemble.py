@@ -37,7 +37,7 @@ class NodeCall:
     saved: list[str]
     sizes: list[str]
     targets: list[Any]
-    watches: list[str] = field(default_factory=list)
+    watches: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)

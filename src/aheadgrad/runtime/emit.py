@@ -12,18 +12,27 @@ import linecache
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from aheadgrad.torchlayer.symbols import is_symbolic
+
+if TYPE_CHECKING:
+    from aheadgrad.runtime.sizes import SizeTexts
 
 _count = itertools.count()
 
 
 class Namespace:
-    """Names for the objects that generated code refers to; equal objects share a name."""
+    """Names for the objects that generated code refers to; equal objects share a name.
 
-    def __init__(self) -> None:
+    `sizes` writes symbolic numbers, if there can be any.
+    """
+
+    def __init__(self, sizes: SizeTexts | None = None) -> None:
         self.values: dict[str, Any] = {}
+        self.sizes = sizes
         self._names: dict[int, str] = {}
 
     def name(self, value: Any, hint: str = "c") -> str:
@@ -40,6 +49,8 @@ class Namespace:
         """The value as source text, or a name bound to it."""
         if value is None or isinstance(value, bool | int | str) and type(value) in (bool, int, str, type(None)):
             return repr(value)
+        if self.sizes is not None and is_symbolic(value):
+            return self.sizes.text(value)
         if type(value) is float and math.isfinite(value):
             return repr(value)
         if type(value) in (list, tuple):
@@ -74,7 +85,9 @@ class Script:
         self._indent -= 1
 
     def source(self, parameters: str) -> str:
-        body = self.lines or ["    pass"]
+        sizes = self.names.sizes
+        first = [] if sizes is None else ["    " + line for line in sizes.lines.values()]
+        body = [*first, *self.lines] or ["    pass"]
         return "\n".join([f"def {self.title}({parameters}):", *body, ""])
 
     def function(self, parameters: str) -> tuple[Callable[..., Any], str]:

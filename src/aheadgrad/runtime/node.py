@@ -13,14 +13,21 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import HigherOrderError
-from aheadgrad.runtime.backward import Backward
+from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph
 
 
 def make_node(
-    backward: Backward, outputs: int, saved: int, sizes: int, inputs: int, number: int, watched: bool
+    backward: Backward,
+    outputs: int,
+    saved: int,
+    sizes: int,
+    inputs: int,
+    number: int,
+    watched: bool,
+    failure: Failure | None = None,
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source."""
     names = Namespace()
@@ -28,7 +35,7 @@ def make_node(
     if inputs:
         run, backward_source = _backward(names, backward, outputs, sizes, watched)
     else:
-        run, backward_source = _nowhere_backward(names, watched)
+        run, backward_source = _nowhere_backward(names, watched, failure)
     node = type(
         f"Compiled{number}",
         (NodeBase,),
@@ -56,7 +63,8 @@ def _backward(
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         script.line(f"{names.name(_no_higher_order, 'no_higher_order')}()")
     if watched:
-        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx)")
+        present = ", ".join(f"{t} is not None" for t in tangents)
+        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
     saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
     script.line(f"saved = {saved}")
     key = (backward.expected, None)
@@ -77,16 +85,19 @@ def _backward(
     return script.function(f"ctx, {', '.join(tangents)}")
 
 
-def _nowhere_backward(names: Namespace, watched: bool) -> tuple[Any, str]:
+def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:
     """Outputs that require grad although no input is behind them."""
     script = Script("node_backward", names)
     if watched:
-        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx)")
+        present = "tuple(t is not None for t in tangents)"
+        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, {present})")
+    if failure is not None:
+        script.line(f"{names.name(failure, 'fails')}([])")
     script.line("return None, None, None, None")
     return script.function("ctx, *tangents")
 
 
-def _check_watched(ctx: Any) -> None:
+def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
     """Tensors that eager saves and we do not; the caller must not have changed them since."""
     if ctx.watch is None:
         raise RuntimeError(
@@ -94,11 +105,11 @@ def _check_watched(ctx: Any) -> None:
             "they have already been freed). Specify retain_graph=True if you need to backward through "
             "the graph a second time."
         )
-    watched: tuple[tuple[Tensor, int], ...] = ctx.watch
+    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] = ctx.watch
     if not keeps_graph():
         ctx.watch = None
-    for tensor, expected in watched:
-        if tensor._version != expected:
+    for tensor, expected, outputs in watched:
+        if tensor._version != expected and any(present[k] for k in outputs):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "
                 f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "

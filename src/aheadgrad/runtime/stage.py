@@ -11,8 +11,9 @@ from torch import Tensor
 
 from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
-from aheadgrad.capture.joint import Component
+from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import CaptureError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms, backward_program
@@ -21,10 +22,13 @@ from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
 from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
 from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.node import make_node
+from aheadgrad.runtime.sizes import SizedBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.fake import assumptions
 
 
 @dataclass(eq=False)
@@ -60,6 +64,7 @@ def make_entry(
         autocast=captured.autocast,
         in_graph_updates=captured.in_graph_updates,
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
+        names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
     )
     run, source = assemble(assembly)
     return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
@@ -82,7 +87,7 @@ def _node(
         return _make_backward(captured, options, component, saved, pattern, state)
 
     watched = watches(captured, component, saved)
-    runs = Backward(expected, known, make, captured.fixed_autocast)
+    runs = _backward(captured, component, expected, known, make)
     apply, source = make_node(
         runs,
         len(component.exits),
@@ -91,11 +96,33 @@ def _node(
         len(component.targets),
         number,
         bool(watched),
+        Failure(captured.failures[number]) if number in captured.failures else None,
     )
     tensor_names = [_saved_name(captured, split, component, s) for s in saved.tensors]
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
     call = NodeCall(apply, component.exits, tensor_names, size_names, component.targets, watched)
     return call, source
+
+
+def _backward(
+    captured: Captured, component: Component, expected: Any, known: Any, make: Callable[..., Any]
+) -> Backward | SizedBackward:
+    if not captured.has_symbols:
+        return Backward(expected, known, make, captured.fixed_autocast)
+
+    def make_sized(present: tuple[bool, ...], state: AutocastState | None) -> Any:
+        before = assumptions(captured.session.mode)
+        pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
+        made = make(pattern, state)
+        if assumptions(captured.session.mode) != before:
+            raise CaptureError(
+                "A backward for a part of the outputs takes different ways for different sizes. Compile "
+                "without dynamic shapes, or differentiate all outputs together."
+            )
+        return made
+
+    orders = tuple(dense_order(captured.exits[i].traced) for i in component.exits)
+    return SizedBackward(orders, known, make_sized, captured.fixed_autocast)
 
 
 def _make_backward(

@@ -8,6 +8,7 @@ version.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -23,25 +24,40 @@ from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 _ATTRIBUTES: dict[type, list[str]] = {}
 
 
-def watches(captured: Captured, component: Component, saved: SavedSet) -> list[str]:
-    """Names (in the entry function) of tensors whose version the node has to remember."""
-    keys = _saved_storages(component)
+@dataclass(frozen=True)
+class Watch:
+    """A tensor of the entry function, and the outputs (of the node) whose backward rests on it."""
+
+    name: str
+    outputs: tuple[int, ...]
+
+
+def watches(captured: Captured, component: Component, saved: SavedSet) -> list[Watch]:
+    """Tensors whose version the node has to remember."""
+    by_exit = [_saved_storages(component.nodes_of[i]) for i in component.exits]
     sources = {id(view_source(captured, s.value)) for s in saved.tensors}
-    names = []
+    found: dict[str, tuple[int, ...]] = {}
     offset = len(captured.forward.number_slots)
     for i, entrance in enumerate(captured.session.entrances):
-        if storage_key(entrance.seen) not in keys:
+        fact = captured.facts.input(i)
+        if fact is None:  # first met by a backward
             continue
-        fact = captured.facts.inputs[i]
         if id(entrance.value) not in sources or (fact.data_changed and fact.history_changed):
-            names.append(f"p{i + offset}")
-    names += [n for n in _updated_and_saved(captured, sources) if n not in names]
+            found[f"p{i + offset}"] = _outputs_with(by_exit, storage_key(entrance.seen))
+    everywhere = tuple(range(len(component.exits)))
+    for name in _updated_and_saved(captured, sources):
+        if not found.get(name):
+            found[name] = everywhere
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
             continue
-        if storage_key(e.traced) in keys and id(view_source(captured, e.value)) not in sources:
-            names.append(f"r{i}")
-    return names
+        if id(view_source(captured, e.value)) not in sources:
+            found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
+    return [Watch(name, outputs) for name, outputs in found.items() if outputs]
+
+
+def _outputs_with(by_exit: list[set[int]], key: int) -> tuple[int, ...]:
+    return tuple(k for k, keys in enumerate(by_exit) if key in keys)
 
 
 def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
@@ -62,10 +78,10 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
     ]
 
 
-def _saved_storages(component: Component) -> set[int]:
+def _saved_storages(nodes: set[Any]) -> set[int]:
     """The storages of everything that the recorded autograd nodes saved."""
     keys: set[int] = set()
-    for node in component.nodes:
+    for node in nodes:
         kind = type(node)
         names = _ATTRIBUTES.get(kind)
         if names is None:

@@ -38,6 +38,15 @@ def enabled() -> Iterator[None]:
 
 
 @contextmanager
+def again() -> Iterator[None]:
+    """Functionalization on once more, inside a mode that it called: for ops made of ops."""
+    included = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _FUNCTIONALIZE
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+@contextmanager
 def outside() -> Iterator[None]:
     """Neither functionalization nor any mode: for making placeholders."""
     with (

@@ -57,6 +57,13 @@ def constant_of(value: Any) -> Any:
     return int(expr) if isinstance(value, SymInt) else float(expr)
 
 
+def python_text(expr: Any) -> str:
+    """The expression as Python source over its symbols' names."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    return str(PythonPrinter().doprint(expr))
+
+
 def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
     """Where a tensor shows numbers: `(op, further arguments, number)`, sizes first."""
     found: list[tuple[Any, tuple[Any, ...], Any]] = []

@@ -1,0 +1,106 @@
+"""Symbolic sizes at run time: numbers in generated code, and tangents of any size.
+
+Generated code reads each symbol off an input before anything else happens to the inputs:
+
+    s0 = p1.size(0)
+    ...
+    p0.as_strided_((3, s0), (1, 3), 0)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.joint import dense_strides
+from aheadgrad.errors import CaptureError
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.symbols import constant_of, expression, places, python_text
+
+if TYPE_CHECKING:
+    from aheadgrad.capture.stage import Captured
+
+Run = Callable[[list[Any]], list[Any]]
+
+
+class SizeTexts:
+    """Source text for symbolic numbers in the entry function, and the lines it needs at its start."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.sources: dict[Any, str] = {}
+        self.lines: dict[str, str] = {}
+        entrances = captured.session.entrances
+        for k, number in enumerate(captured.numbers):
+            self.sources.setdefault(expression(number), f"p{len(entrances) + k}")
+        for i, e in enumerate(entrances):
+            for op, args, number in places(e.value):
+                method = op.overloadpacket.__name__.removeprefix("sym_")
+                text = f"p{i}.{method}({', '.join(map(repr, args))})"
+                self.sources.setdefault(expression(number), text)
+
+    def text(self, value: Any) -> str:
+        constant = constant_of(value)
+        if constant is not None:
+            return repr(constant)
+        expr = expression(value)
+        if expr in self.sources and not expr.is_Symbol:
+            name = f"size_{len(self.lines)}"
+            self.lines.setdefault(name, f"{name} = {self.sources[expr]}")
+            return name
+        for symbol in expr.free_symbols:
+            if symbol not in self.sources:
+                raise CaptureError(f"No input provides the size {symbol}, which an output needs.")
+            self.lines.setdefault(str(symbol), f"{symbol} = {self.sources[symbol]}")
+        return f"({python_text(expr)})"
+
+
+class SizedBackward:
+    """The backward of a component with symbolic sizes: one program per set of present tangents.
+
+    Tangents are given the layout that the program was recorded with (`orders` has, for each, its
+    dimensions from the outermost in memory to the innermost).
+    """
+
+    def __init__(
+        self,
+        orders: tuple[tuple[int, ...], ...],
+        compiled: Run | None,
+        make: Callable[[tuple[bool, ...], AutocastState | None], Run],
+        fixed_autocast: bool,
+    ) -> None:
+        self.expected = orders
+        self.make = make
+        self.fixed_autocast = fixed_autocast
+        self.programs: dict[Any, Run] = {}
+        if compiled is not None:
+            self.programs[((True,) * len(orders), None)] = compiled
+        self._lock = threading.RLock()
+
+    def run(self, saved: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
+        present = tuple(t is not None for t in tangents)
+        state = None if self.fixed_autocast else autocast_state()
+        program = self.programs.get((present, state))
+        if program is None:
+            with self._lock:
+                program = self.programs.get((present, state))
+                if program is None:
+                    program = self.programs[(present, state)] = self.make(present, state)
+        args = [*saved, *map(_laid_out, tangents, self.expected)]
+        args = [a for a in args if a is not None]
+        if state is None:
+            return program(args)
+        with state.suspended():
+            return program(args)
+
+
+def _laid_out(t: Tensor | None, order: tuple[int, ...]) -> Tensor | None:
+    if t is None:
+        return None
+    strides = dense_strides(tuple(t.size()), order)
+    if t.stride() == strides:
+        return t
+    return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)
