@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.layouts import flattest
+from aheadgrad.capture.layouts import Layouts, flattest
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 
@@ -69,19 +69,22 @@ class Disguises:
             return {k: self.all_current(v) for k, v in values.items()}
         return values
 
-    def note(self, out: Any, args: tuple[Any, ...]) -> None:
+    def note(self, out: Any, args: tuple[Any, ...], looks: Layouts) -> None:
         """Remembers which tensors have views, and where views come from."""
         if isinstance(out, Tensor):
             if is_view(out):
                 base = base_of(out)
-                self.viewed.add(id(base))
+                if base is not None and id(base) not in self.viewed:
+                    looks.know(base)
+                    self.viewed.add(id(base))
+                looks.know(out)
                 source = args[0] if args else None
                 if isinstance(source, Tensor) and source is not out:
                     mode, graded = torch.is_grad_enabled(), base is not None and base.requires_grad
                     self.parents.setdefault(id(out), Parent(out, source, mode, graded))
         elif type(out) in (list, tuple):
             for part in out:
-                self.note(part, args)
+                self.note(part, args, looks)
 
     def reshape(self, func: Any, original: Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Handles a change of shape in place if it needs this; False when the op itself will do."""
@@ -111,8 +114,10 @@ class Disguises:
         return True
 
     def detach(self, original: Tensor) -> None:
-        worn = self.worn[id(original)]
-        self.worn[id(original)] = Disguise(original, worn.current.detach(), worn.tracked)
+        """The tensor without its history; gradients still reach it from what was done before."""
+        worn = self.worn.get(id(original))
+        current = original if worn is None else worn.current
+        self.worn[id(original)] = Disguise(original, current.detach(), worn is not None and worn.tracked)
 
 
 def tracked_late(t: Tensor, parent: Parent | None) -> bool:

@@ -184,6 +184,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
     session.trace.settled = len(session.trace.records)
     for value in flat:
         if isinstance(value, Tensor):
+            session.looks[id(value)] = session.layouts.look(value)
             session.layouts.settle(value)
             functional.sync(value)
 

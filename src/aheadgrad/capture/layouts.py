@@ -27,8 +27,18 @@ class Layouts:
 
     def __init__(self) -> None:
         self.pending: dict[int, tuple[Tensor, Geometry]] = {}
+        self.known: dict[int, list[Tensor]] = {}
 
-    def written(self, t: Tensor, before: Geometry) -> None:
+    def know(self, t: Tensor) -> None:
+        """A tensor that may have to get its look back when another one in its storage is written."""
+        self.known.setdefault(functional.storage_key(t), []).append(t)
+
+    def siblings(self, t: Tensor) -> list[tuple[Tensor, Geometry]]:
+        """The other tensors in t's storage, as they look now."""
+        others = self.known.get(functional.storage_key(t), ())
+        return [(o, self.look(o)) for o in others if o is not t]
+
+    def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
         functional.sync(t)
         now = geometry_of(t)
         if now == before or now.size != before.size or t.numel() == 0:
@@ -36,6 +46,8 @@ class Layouts:
         if any(s == 0 and n > 1 for s, n in zip(before.stride, before.size, strict=True)):
             return
         self.pending[id(t)] = (t, before)
+        for other, look in siblings:
+            self.pending.setdefault(id(other), (other, look))
 
     def look(self, t: Tensor) -> Geometry:
         """What a tensor looks like in eager."""

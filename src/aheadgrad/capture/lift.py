@@ -82,7 +82,7 @@ class Lift(TorchFunctionMode):
         given = args[0] if args else None
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given
-        if func is torch.Tensor.detach_ and id(given) in disguises.worn:
+        if self._cuts(func, given, args, kwargs):
             disguises.detach(given)
             return given
         if disguises.worn:
@@ -90,8 +90,18 @@ class Lift(TorchFunctionMode):
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
         out = self._call(func, args, kwargs)
-        disguises.note(out, args)
+        disguises.note(out, args, self.session.layouts)
         return given if given is not None and out is args[0] else out
+
+    def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Is a tensor cut off from its history, although what was done with it before still counts?"""
+        disguises = self.session.disguises
+        if func is torch.Tensor.detach_:
+            if id(given) in disguises.worn:
+                return True
+        elif func is not torch.Tensor.requires_grad_ or (args[1:2] or (kwargs.get("requires_grad"),))[0] is not False:
+            return False
+        return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
@@ -104,7 +114,8 @@ class Lift(TorchFunctionMode):
             return substitute(*args, **kwargs)
         if not _writes(func, kwargs):
             return func(*args, **kwargs)
-        written = [(t, geometry_of(t)) for t in _destinations(args, kwargs)]
+        looks = self.session.layouts
+        written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
         if len(written) == 1 and (not args or args[0] is written[0][0]):
             check_memory(name, written[0][0], tensors_among(args[1:]))
@@ -112,8 +123,8 @@ class Lift(TorchFunctionMode):
         before = len(records)
         out = set_item(*args) if func is torch.Tensor.__setitem__ else func(*args, **kwargs)
         check_casts(name, records[before:])
-        for t, geometry in written:
-            self.session.layouts.written(t, geometry)
+        for t, geometry, siblings in written:
+            looks.written(t, geometry, siblings)
         return out
 
     def _swap_all(self, values: tuple[Any, ...]) -> tuple[Any, ...]:

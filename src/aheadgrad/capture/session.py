@@ -22,6 +22,7 @@ from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.trace import Trace
 from aheadgrad.errors import CaptureError
+from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import no_function_modes
@@ -47,6 +48,7 @@ class Session:
         self._by_seen: dict[int, Entrance] = {}
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
+        self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)
 
@@ -82,6 +84,7 @@ class Session:
             with_history = real.requires_grad and not real.is_leaf
             entrance = make_entrance(slot, real, value, self.fake(value) if with_history else None)
         self.entrances.append(entrance)
+        self.layouts.know(entrance.seen)
         self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
         return entrance
 

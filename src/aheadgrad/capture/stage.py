@@ -14,7 +14,6 @@ from aheadgrad.capture.forward import Call, Forward, Scalar, run
 from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -173,9 +172,6 @@ def _open(call: Call, options: Options) -> Session:
 
 def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     """What gradients are taken of: inputs that require grad, and leaves made inside."""
-    for e in forward.session.entrances:
-        if e.required_grad and e.is_leaf and not e.leaf.requires_grad:
-            raise FallbackError(f"{e.slot.describe()} is a leaf that is made to require no grad inside")
     targets = [
         Target("input", i, e.leaf)
         for i, e in enumerate(forward.session.entrances)

@@ -83,6 +83,16 @@ def _fresh_position(a: Assembly, root: FreshRoot) -> int:
     return _position(a, ViewBase(root.base))
 
 
+def emit_strides(script: Script, a: Assembly) -> None:
+    """Strides of dimensions of size one, where the program's result has others than eager's."""
+    for j, fact in enumerate(a.facts.outputs):
+        if isinstance(fact, Fresh) and fact.geometry is not None:
+            g, name = fact.geometry, f"r{_position(a, UserOutput(j))}"
+            literal = script.names.literal
+            made = f"{name}.as_strided({literal(g.size)}, {literal(g.stride)}, {literal(g.offset)})"
+            script.line(f"{name} = {made}.detach()")
+
+
 def emit_inner_leaves(script: Script, a: Assembly) -> None:
     """Leaves made inside, before the nodes that have them as inputs."""
     for j, fact in enumerate(a.facts.outputs):

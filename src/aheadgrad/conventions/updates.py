@@ -43,6 +43,8 @@ def emit_tracked(script: Script, a: Assembly) -> None:
             script.line(f"{a.input_names[fact.index]}.detach_()")
         if fact.history_changed or fact.history_dropped:
             _emit_update(script, a, fact)
+        if fact.becomes_leaf is False:
+            script.line(f"{a.input_names[fact.index]}.requires_grad_(False)")
 
 
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
@@ -110,8 +112,8 @@ def _geometry(script: Script, g: Geometry) -> str:
 def emit_leaves(script: Script, a: Assembly) -> None:
     """`requires_grad_()` on an input: before the node, so that gradients reach it."""
     for fact in a.facts.inputs:
-        if fact.becomes_leaf is not None:
-            script.line(f"{a.input_names[fact.index]}.requires_grad_({fact.becomes_leaf})")
+        if fact.becomes_leaf:
+            script.line(f"{a.input_names[fact.index]}.requires_grad_()")
 
 
 def updated_exits(a: Assembly) -> dict[int, int]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.forward import Forward
+from aheadgrad.capture.forward import Forward, is_given
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
     Fresh,
     FreshRoot,
     FunctionView,
+    Geometry,
     InputRoot,
     IsRoot,
     OutputFacts,
@@ -111,13 +112,23 @@ class _Group:
         """The only output in its storage: a plain output, unless eager would treat it as a view."""
         if not is_view(t):
             leaf = t.requires_grad and t.grad_fn is None
-            return Fresh(t.requires_grad and not leaf, leaf)
+            return Fresh(t.requires_grad and not leaf, leaf, geometry=self._look(t))
         base = base_of(t)
         if creation_meta(t) != CreationMeta.DEFAULT and base is not None and not _is_function_view(t):
             return None
         if _is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
             return None
-        return Fresh(t.requires_grad, is_view=True)
+        return Fresh(t.requires_grad, is_view=True, geometry=self._look(t))
+
+    def _look(self, t: Tensor) -> Geometry | None:
+        look = self.forward.session.looks.get(id(t))
+        held = functional.unwrap(t)
+        if look is None or tuple(held.stride()) == look.stride or held.numel() == 0:
+            return None
+        only_units = all(
+            n == 1 or a == b for n, a, b in zip(look.size, held.stride(), look.stride, strict=True)
+        )
+        return Geometry(look.size, look.stride, held.storage_offset()) if only_units else None
 
     def _owner(self) -> int:
         """The root from which everything in this storage is made."""
@@ -170,12 +181,16 @@ class _Group:
         if current is root and len(modes) > 1 and t.requires_grad:
             steps: list[Step] = []
             for hop in reversed(hops):
-                part = recipe(session, session.disguises.current(hop.source), hop.view)
+                part = recipe(session, self._as_it_will_be(hop.source), hop.view)
                 if part.geometry is not None:
                     return part
                 steps += [replace(step, without_grad=not hop.with_grad) for step in part.steps]
             return Recipe(tuple(steps))
-        return recipe(session, session.disguises.current(root), t)
+        return recipe(session, self._as_it_will_be(root), t)
+
+    def _as_it_will_be(self, t: Tensor) -> Tensor:
+        """An input has its new shape by the time that views are made from it."""
+        return self.forward.session.disguises.current(t) if is_given(self.forward.session, t) else t
 
     def _root_for(self, j: int, t: Tensor, owner: int) -> int:
         """The root that `t` is, or is a view of; made an alias of the owner when it is new."""
@@ -191,8 +206,7 @@ class _Group:
             if member.seen is root:
                 return self._input_root(-1 - k)
         tracked = root.requires_grad and root.grad_fn is not None
-        owner_now = session.disguises.current(self.out.root_tensors[owner])
-        made = recipe(session, owner_now, root)
+        made = recipe(session, self._as_it_will_be(self.out.root_tensors[owner]), root)
         if made.cut is None and not _cuts(made):
             made = Recipe(made.steps, made.geometry, _how_cut(self.out.root_tensors[owner], root))
         base = self.out.add_base(root) if tracked and root is not t else None

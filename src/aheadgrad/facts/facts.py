@@ -123,12 +123,14 @@ class SameAs:
 class Fresh:
     """Shares memory with nothing else that the caller sees.
 
-    `leaf`: made to require grad inside, without a history.
+    `leaf`: made to require grad inside, without a history. `geometry`: strides to give to the
+    program's result where they differ from eager's (in dimensions of size one).
     """
 
     differentiable: bool
     leaf: bool = False
     is_view: bool = False
+    geometry: Geometry | None = None
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     held = functional.unwrap(seen)
     history = seen.grad_fn
     becomes_leaf = None
-    if history is None and seen.requires_grad != entrance.required_grad and entrance.is_leaf:
-        becomes_leaf = seen.requires_grad
+    if history is None and current.requires_grad != entrance.required_grad and entrance.is_leaf:
+        becomes_leaf = current.requires_grad
+        if current.grad_fn is not None:
+            raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     data_changed = functional.has_data_mutation(seen) and held is not value
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():

@@ -15,6 +15,7 @@ from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.partition.split import SavedSet, SavedValue, needed_symbols
 from aheadgrad.program.slots import Slot
+from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import expression, is_symbolic, places
 
 
@@ -24,13 +25,25 @@ def choose(
     exits: list[Exit],
     gradients: list[Gradients],
     changed: frozenset[int] = frozenset(),
+    *,
+    torch_like: bool = False,
 ) -> SavedSet:
-    """`changed`: ids of the values of inputs that the call itself overwrites."""
+    """`changed`: ids of the values of inputs that the call itself overwrites.
+
+    `torch_like`: ops of the forward whose results only the backward uses move there, as in
+    torch's default partition; otherwise they run where eager runs them.
+    """
     cutter.name_records()
     forward_inputs = {id(v) for _, v in inputs if isinstance(v, Tensor)}
     in_forward, _ = cutter.needed([e.value for e in exits], forward_inputs, {"forward"})
     if changed:
         in_forward |= _resting_on(cutter, changed)
+    if not torch_like:
+        in_forward |= {
+            i
+            for i, record in enumerate(cutter.trace.records)
+            if record.phase == "forward" and not is_view_op(record.target)
+        }
     tangents = {id(t) for g in gradients for t in g.tangents if t is not None}
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}

@@ -32,7 +32,16 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
         if g is None:
             saved.append(SavedSet())
         else:
-            saved.append(choose(captured.cutter, captured.inputs, captured.exits, [g], changed))
+            saved.append(
+                choose(
+                    captured.cutter,
+                    captured.inputs,
+                    captured.exits,
+                    [g],
+                    changed,
+                    torch_like=options.one_node,
+                )
+            )
     together = _union(captured, saved)
     forward = forward_program(captured, together, inference=not captured.joint.components)
     backwards: list[Program | None] = []

@@ -42,6 +42,15 @@ class OpCache:
         self.refused: set[Any] = set()
 
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._compute(func, types, args, kwargs)
+        except (ValueError, IndexError) as error:
+            if isinstance(error, IndexError) and "list" not in str(error):
+                raise
+            # Python references raise these where kernels raise RuntimeError.
+            raise RuntimeError(*error.args) from error
+
+    def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in self.refused:
             return self.mode.dispatch(func, types, args, kwargs)
         try:
@@ -56,10 +65,7 @@ class OpCache:
             return self.mode.dispatch(func, types, args, kwargs)
         if func is _VIEW:
             _check_view(*args)
-        try:
-            out = self.mode._dispatch_impl(func, types, args, kwargs)
-        except ValueError as error:  # what Python references raise where kernels raise RuntimeError
-            raise RuntimeError(*error.args) from error
+        out = self.mode._dispatch_impl(func, types, args, kwargs)
         spec = _spec(out, args, kwargs)
         if spec is None:
             self.refused.add(func)

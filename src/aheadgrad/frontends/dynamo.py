@@ -1,0 +1,61 @@
+"""The backend for `torch.compile`, on the same walk; Dynamo's guards stand in for ours.
+
+    torch.compile(model, backend="aheadgrad", options={"backend": "eager"})
+
+Dynamo hands over a graph of torch calls and fake inputs (sizes that change are symbols, and come
+as inputs of their own). The graph is run once by an interpreter, so that each recorded op knows
+the user's line and module that it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from aheadgrad.backends.registry import find_backend
+from aheadgrad.errors import InvalidOption
+from aheadgrad.frontends.boxed import compile_flat
+from aheadgrad.options import Options
+from aheadgrad.torchlayer.fxmeta import preserved_node_meta
+
+_NAMES = [f.name for f in fields(Options) if f.name not in ("dynamic", "fallback", "max_entries")]
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo's. `options` are those of `aheadgrad.compile`."""
+    chosen = _options(options or {}, mode)
+    leaves, spec = pytree.tree_flatten(tuple(example_inputs))
+    flat = all(child.is_leaf() for child in spec.children())
+    interpreter = fx.Interpreter(gm)
+
+    def invoke(*inputs: Any) -> Any:
+        args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)
+        with preserved_node_meta():
+            return interpreter.run(*args)
+
+    run = compile_flat(gm, leaves, chosen, invoke).run
+    if flat:
+        return torch.compiler.disable(lambda *args: run(list(args)))
+    return torch.compiler.disable(lambda *args: run(pytree.tree_leaves(args)))
+
+
+def _options(given: dict[str, Any], mode: str | None) -> Options:
+    unknown = [name for name in given if name not in _NAMES]
+    if unknown:
+        raise InvalidOption(f"options={{{unknown[0]!r}: ...}} is not known; choose from {', '.join(_NAMES)}.")
+    if mode is not None:
+        raise InvalidOption(f'mode={mode!r} is one of Inductor\'s; backend="aheadgrad" takes options={{...}}.')
+    options = Options(**given)
+    find_backend(options.backend)
+    return options
