@@ -8,7 +8,8 @@ view is meant.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,15 @@ class Disguises:
         self.worn: dict[int, Disguise] = {}
         self.viewed: set[int] = set()
         self.parents: dict[int, Parent] = {}
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Tensors mean themselves: for our own calls on them."""
+        worn, self.worn = self.worn, {}
+        try:
+            yield
+        finally:
+            self.worn = worn
 
     def current(self, t: Any) -> Any:
         """What is meant by a tensor now."""

@@ -17,6 +17,9 @@ def tracing(*modes: object) -> Iterator[None]:
     """Functionalization and the given modes on; random state, grad mode and hooks shielded."""
     grad_mode = torch.is_grad_enabled()
     with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():  # composite ops are taken apart by autograd's layer only
+            stack.enter_context(torch.inference_mode(False))
+            set_grad_enabled(False)
         stack.enter_context(random.preserved())
         stack.enter_context(saved_tensor_hooks_off())
         stack.enter_context(functional.enabled())

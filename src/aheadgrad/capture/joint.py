@@ -77,20 +77,11 @@ class Joint:
         session.trace.phase = phase = f"backward {self.recorded}"
         wanted = component.targets if targets is None else targets
         leaves = [t.leaf for t in wanted] + component.other_leaves
-        if not leaves:
-            tangents = [None] * len(component.exits)
-            return Gradients(component, pattern, tangents, [], phase)  # type: ignore[arg-type]
         try:
-            with session.running(), around or nullcontext():
+            with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
                 present = [i for i, layout in zip(component.exits, pattern, strict=True) if layout is not None]
-                raw = torch.autograd.grad(
-                    [self.exits[i].traced for i in present],
-                    leaves,
-                    grad_outputs=wrapped,
-                    allow_unused=True,
-                    retain_graph=True,
-                )
+                raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
                 grads = []
                 for g in raw[: len(wanted)]:
                     if g is not None:
@@ -115,6 +106,15 @@ class Joint:
             values.append(value)
             wrapped.append(functional.wrap(value))
         return values, wrapped
+
+
+def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Tensor]) -> Any:
+    if not leaves:  # nothing to reach, but the way there may raise
+        torch.autograd.backward(outputs, tangents, retain_graph=True)
+        return ()
+    return torch.autograd.grad(
+        outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True
+    )
 
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:

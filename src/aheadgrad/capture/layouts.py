@@ -28,6 +28,7 @@ class Layouts:
     def __init__(self) -> None:
         self.pending: dict[int, tuple[Tensor, Geometry]] = {}
         self.known: dict[int, list[Tensor]] = {}
+        self.touched: set[int] = set()
 
     def know(self, t: Tensor) -> None:
         """A tensor that may have to get its look back when another one in its storage is written."""
@@ -39,6 +40,9 @@ class Layouts:
         return [(o, self.look(o)) for o in others if o is not t]
 
     def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
+        self.touched.add(functional.storage_key(t))
+        for other, look in siblings:
+            self.pending.setdefault(id(other), (other, look))
         functional.sync(t)
         now = geometry_of(t)
         if now == before or now.size != before.size or t.numel() == 0:
@@ -46,8 +50,6 @@ class Layouts:
         if any(s == 0 and n > 1 for s, n in zip(before.stride, before.size, strict=True)):
             return
         self.pending[id(t)] = (t, before)
-        for other, look in siblings:
-            self.pending.setdefault(id(other), (other, look))
 
     def look(self, t: Tensor) -> Geometry:
         """What a tensor looks like in eager."""

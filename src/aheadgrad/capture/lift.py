@@ -117,8 +117,10 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
-        if len(written) == 1 and (not args or args[0] is written[0][0]):
-            check_memory(name, written[0][0], tensors_among(args[1:]))
+        if name == "__setitem__" and tensors_among((args[1],)):
+            name = "index_put_"
+        if len(written) == 1:
+            check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
         records = self.session.trace.records
         before = len(records)
         out = set_item(*args) if func is torch.Tensor.__setitem__ else func(*args, **kwargs)
@@ -148,7 +150,7 @@ class Lift(TorchFunctionMode):
 def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors that an in-place or `out=` call may write to."""
     found: list[Tensor] = []
-    for value in (args[0] if args else None, kwargs.get("out")):
+    for value in (kwargs["out"],) if kwargs.get("out") is not None else args[:1]:
         several = value if isinstance(value, list | tuple) else (value,)
         found += [t for t in several if isinstance(t, Tensor) and t.layout is torch.strided]
     return found

@@ -25,7 +25,7 @@ from aheadgrad.errors import CaptureError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 
 
@@ -39,6 +39,7 @@ class Session:
     ) -> None:
         self.mode = mode
         self.symbolic = symbolic
+        self.sized = symbolic  # are there symbolic sizes?
         self.trace = Trace()
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
@@ -55,7 +56,8 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
-        with tracing(self.recorder, self.lifting), torch.autograd.set_multithreading_enabled(False):
+        python = python_dispatcher(on=self.sized)
+        with tracing(self.recorder, self.lifting, python), torch.autograd.set_multithreading_enabled(False):
             yield
 
     @contextmanager

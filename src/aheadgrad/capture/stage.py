@@ -167,7 +167,9 @@ def _open(call: Call, options: Options) -> Session:
     if mode is None:
         mode = new_mode(dynamic=bool(options.dynamic))
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
-    return Session(mode, options.decompositions)
+    session = Session(mode, options.decompositions)
+    session.sized = any(is_symbolic(s.value) for s in call.scalars) or any(map(places, reals))
+    return session
 
 
 def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:

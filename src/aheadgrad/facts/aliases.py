@@ -123,8 +123,11 @@ class _Group:
     def _look(self, t: Tensor) -> Geometry | None:
         look = self.forward.session.looks.get(id(t))
         held = functional.unwrap(t)
-        if look is None or tuple(held.stride()) == look.stride or held.numel() == 0:
+        if look is None or held.numel() == 0:
             return None
+        written = functional.storage_key(t) in self.forward.session.layouts.touched
+        if tuple(held.stride()) == look.stride and not (written and 1 in look.size):
+            return None  # kernels choose the strides of dimensions of size one as they like
         only_units = all(
             n == 1 or a == b for n, a, b in zip(look.size, held.stride(), look.stride, strict=True)
         )
@@ -203,8 +206,11 @@ class _Group:
         if entrance is not None:
             return self._input_root(session.entrances.index(entrance))
         for k, member in enumerate(session.members):
-            if member.seen is root:
+            if member.seen is root or session.disguises.current(member.seen) is root:
                 return self._input_root(-1 - k)
+        for i, given in enumerate(session.entrances):
+            if session.disguises.current(given.seen) is root:
+                return self._input_root(i)
         tracked = root.requires_grad and root.grad_fn is not None
         made = recipe(session, self._as_it_will_be(self.out.root_tensors[owner]), root)
         if made.cut is None and not _cuts(made):

@@ -27,7 +27,7 @@ def base_of(t: Tensor) -> Tensor | None:
 
 
 def version(t: Tensor) -> int:
-    return int(t._version)
+    return 0 if t.is_inference() else int(t._version)
 
 
 def set_version(t: Tensor, value: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -21,6 +24,7 @@ __all__ = [
     "is_random",
     "is_view_op",
     "no_function_modes",
+    "python_dispatcher",
     "transform_level",
 ]
 
@@ -28,6 +32,11 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
 transform_level = torch._C._functorch.maybe_current_level
 no_function_modes = torch._C.DisableTorchFunction
+
+
+def python_dispatcher(*, on: bool) -> AbstractContextManager[Any]:
+    """Composite ops taken apart by torch's Python versions, which know symbolic sizes."""
+    return torch._C._EnablePythonDispatcher() if on else nullcontext()
 
 
 def dual_level() -> int:

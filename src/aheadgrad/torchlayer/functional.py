@@ -101,4 +101,4 @@ def is_multi_output_view(t: Tensor) -> bool:
 
 
 def version_of(t: Tensor) -> int:
-    return int(t._version)
+    return 0 if t.is_inference() else int(t._version)

@@ -49,6 +49,10 @@ class OpCache:
                 raise
             # Python references raise these where kernels raise RuntimeError.
             raise RuntimeError(*error.args) from error
+        except RuntimeError as error:
+            if "cannot be applied to a 0-dim tensor" in str(error):
+                raise IndexError(*error.args) from error
+            raise
 
     def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in self.refused:
