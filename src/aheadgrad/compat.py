@@ -35,6 +35,7 @@ from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
 from aheadgrad.torchlayer.scripting import scripted
+from aheadgrad.torchlayer.transforms import without_functionalize
 
 __all__ = [
     "aot_function",
@@ -82,7 +83,7 @@ def aot_function(
     """
     _only_functional(disable_functionalization)
     return Compiled(
-        fn,
+        without_functionalize(fn),
         _options(
             _compilers(fw_compiler, bw_compiler, inference_compiler),
             partition_fn,

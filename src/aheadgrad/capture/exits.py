@@ -23,6 +23,7 @@ class Exit:
     traced: Any
     value: Any
     differentiable: bool
+    unreachable: bool = False
 
 
 def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: frozenset[int]) -> list[Exit]:
@@ -41,8 +42,14 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
     for k, traced in enumerate(aliases.bases):
         root = next(r for r in facts.roots if getattr(r, "base", None) == k)
         tracked = traced.requires_grad and traced.grad_fn is not None and not isinstance(root, type(None))
-        exits.append(Exit(ViewBase(k), traced, _value(traced), tracked))
+        exits.append(Exit(ViewBase(k), traced, _value(traced), tracked, _unreachable(facts, root)))
     return exits
+
+
+def _unreachable(facts: Facts, root: Any) -> bool:
+    """A base that is only seen through views made under no_grad: no gradient can come back to it."""
+    views = [f for f in facts.outputs if isinstance(f, ViewOf) and facts.roots[f.root] is root]
+    return bool(views) and all(v.without_grad for v in views)
 
 
 def _value(traced: Any) -> Any:

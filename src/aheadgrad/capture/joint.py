@@ -162,6 +162,8 @@ def _components(
     exits: list[Exit], differentiable: list[int], targets: list[Target], one_node: bool
 ) -> list[Component]:
     """Groups the outputs by what their histories have in common."""
+    unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
+    differentiable = [i for i in differentiable if i not in unreachable]
     reach = {i: _reach(exits[i].traced.grad_fn) for i in differentiable}
     groups: list[tuple[list[int], set[Any]]] = []
     for i in differentiable:
@@ -174,6 +176,7 @@ def _components(
                 rest.append(group)
         groups = [*rest, (members, nodes)]
     components = [_component(sorted(m), nodes, reach, targets, one_node) for m, nodes in groups]
+    components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
     return sorted(components, key=lambda c: c.exits[0])
 
 

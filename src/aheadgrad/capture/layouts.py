@@ -105,9 +105,9 @@ def _laid_out(held: Tensor, g: Geometry) -> Tensor:
         if g.offset:
             length = g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
             room = torch.empty(length, dtype=held.dtype, device=held.device)
-            room = torch.as_strided(room, g.size, g.stride, g.offset)
-        else:
-            room = torch.empty_strided(g.size, g.stride, dtype=held.dtype, device=held.device)
+            room = torch.as_strided_scatter(room, held, g.size, g.stride, g.offset)
+            return torch.as_strided(room, g.size, g.stride, g.offset)
+        room = torch.empty_strided(g.size, g.stride, dtype=held.dtype, device=held.device)
         return torch.ops.aten.copy.default(room, held)
 
 

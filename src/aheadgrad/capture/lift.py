@@ -21,7 +21,7 @@ from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import TorchFunctionMode
+from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -78,6 +78,8 @@ class Lift(TorchFunctionMode):
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
+        if transform_level() is not None:
+            return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
         disguises = self.session.disguises
         given = args[0] if args else None
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
@@ -139,7 +141,8 @@ class Lift(TorchFunctionMode):
 
     def _swap(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return value if functional.is_wrapped(value) else self.session.lift(value)
+            ours = functional.is_wrapped(value) or in_transform(value)
+            return value if ours else self.session.lift(value)
         if type(value) in (list, tuple):
             return type(value)(self._swap(v) for v in value)
         if type(value) is dict:

@@ -24,7 +24,7 @@ _NO_OVERLAP_AT_ALL = {
     "masked_scatter_",
     "put_",
 }
-_ALLOWED_ON_EXPANDED = {"index_fill_", "masked_fill_", "index_put_", "masked_scatter_"}
+_ALLOWED_ON_EXPANDED = {"zero_", "fill_", "index_fill_", "masked_fill_", "index_put_", "masked_scatter_"}
 _CASTS_FREELY = {"copy_", "fill_", "masked_fill_", "__setitem__", "zero_", "random_", "bernoulli_"}
 
 

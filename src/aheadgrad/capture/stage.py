@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
@@ -21,8 +21,9 @@ from aheadgrad.facts.storage import merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, NoGradient, Slot, Tangent, UserOutput
+from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput
 from aheadgrad.report.journal import Journal
+from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.fake import mode_of, new_mode
 from aheadgrad.torchlayer.symbols import is_symbolic, places
@@ -57,6 +58,21 @@ class Captured:
     @property
     def session(self) -> Session:
         return self.forward.session
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.program.graph
+
+    @property
+    def signature(self) -> Signature:
+        return self.program.signature
+
+    def explain(self) -> str:
+        """The joint program, what was found about inputs and outputs, the time of each stage."""
+        return explain_captured(self)
+
+    def __str__(self) -> str:
+        return str(self.program)
 
     @property
     def inputs(self) -> list[tuple[Slot, Any]]:

@@ -50,8 +50,6 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
-    if fact.index < 0 and _own_bumps(fact) and not a.inference:
-        script.line(f"{version_name(fact.index)} = {target}._version")
     if fact.storage_changed:
         script.line(f"{target}.set_({new})")
     else:
@@ -62,9 +60,14 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if a.inference:
         return
     own = _own_bumps(fact)
-    if own if fact.index < 0 else own != fact.version_bumps or (own and fact.history_changed):
+    ahead = fact.index < 0 or (fact.history_changed and fact.version_bumps)
+    _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
+
+
+def _emit_bump(script: Script, target: str, by: int) -> None:
+    if by:
         name = script.names.name(set_version, "set_version")
-        script.line(f"{name}({target}, {version_name(fact.index)})")
+        script.line(f"{name}({target}, {target}._version {'+' if by > 0 else '-'} {abs(by)})")
 
 
 def _own_bumps(fact: InputFacts) -> int:
@@ -74,24 +77,13 @@ def _own_bumps(fact: InputFacts) -> int:
     return (fact.geometry is not None) + fact.data_changed
 
 
-def version_name(index: int) -> str:
-    return f"v{index}" if index >= 0 else f"w{-1 - index}"
-
-
 def emit_versions(script: Script, a: Assembly) -> None:
     """Version counters move before anything is saved: what is saved was saved after the changes."""
     if a.inference:
         return
-    bump = script.names.name(set_version, "set_version")
     for fact in a.facts.inputs:
-        if fact.index in a.in_graph_updates or fact.index < 0:
-            continue
-        name, version = a.input_names[fact.index], version_name(fact.index)
-        if fact.history_changed and fact.version_bumps:
-            script.line(f"{version} = {name}._version + {fact.version_bumps}")
-            script.line(f"{bump}({name}, {version})")
-        elif _own_bumps(fact) != fact.version_bumps:
-            script.line(f"{version} = {name}._version + {fact.version_bumps}")
+        if fact.index >= 0 and fact.index not in a.in_graph_updates and fact.history_changed:
+            _emit_bump(script, a.input_names[fact.index], fact.version_bumps)
 
 
 def emit_watches(script: Script, a: Assembly) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Forward, is_given
+from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -186,7 +187,7 @@ class _Group:
             for hop in reversed(hops):
                 part = recipe(session, self._as_it_will_be(hop.source), hop.view)
                 if part.geometry is not None:
-                    return part
+                    raise FallbackError("a view made partly under no_grad, of a tensor that changed its shape")
                 steps += [replace(step, without_grad=not hop.with_grad) for step in part.steps]
             return Recipe(tuple(steps))
         return recipe(session, self._as_it_will_be(root), t)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
-from aheadgrad.facts.facts import Fresh, FreshRoot, IsRoot
+from aheadgrad.errors import FallbackError
+from aheadgrad.facts.facts import AliasRoot, Fresh, FreshRoot, IsRoot
 from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer.dispatch import is_view_op
@@ -48,6 +49,10 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     for name in _updated_and_saved(captured, sources):
         if not found.get(name):
             found[name] = everywhere
+    for r, root in enumerate(captured.facts.roots):
+        if isinstance(root, AliasRoot) and root.recipe.cut == "data":
+            if _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
+                raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
             continue

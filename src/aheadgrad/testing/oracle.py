@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from aheadgrad.testing.observe import Inputs, Raised
 from aheadgrad.testing.runs import Around, Record, Scenario, run
@@ -61,8 +62,8 @@ class Disagreement:
 DTYPE_TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-9, 1e-10),
     torch.complex128: (1e-9, 1e-10),
-    torch.float32: (1e-5, 1e-6),
-    torch.complex64: (1e-5, 1e-6),
+    torch.float32: (1e-5, 1e-5),
+    torch.complex64: (1e-5, 1e-5),
     torch.float16: (2e-3, 1e-4),
     torch.bfloat16: (2e-2, 1e-3),
 }
@@ -75,6 +76,7 @@ class Tolerance:
     ``versions``: version counters move by the same amount, not just both or neither.
     ``unit_strides``: strides are equal also where they mean nothing, in dimensions of one element.
     ``error_types``: the compiled call raises eager's type of error or one of aheadgrad's own.
+    ``mixed``: single precision is in play, so double precision results are only as good as that.
     """
 
     rtol: float | None = None
@@ -82,6 +84,7 @@ class Tolerance:
     versions: bool = True
     unit_strides: bool = True
     error_types: bool = True
+    mixed: bool = False
 
     def close(self, left: Tensor, right: Tensor) -> bool:
         if left.dtype != right.dtype or left.shape != right.shape or left.device != right.device:
@@ -90,7 +93,8 @@ class Tolerance:
             return True
         if not (left.is_floating_point() or left.is_complex()):
             return False
-        rtol, atol = DTYPE_TOLERANCE.get(left.dtype, (0.0, 0.0))
+        wide = self.mixed and left.dtype in (torch.float64, torch.complex128)
+        rtol, atol = DTYPE_TOLERANCE.get(torch.float32 if wide else left.dtype, (0.0, 0.0))
         rtol = rtol if self.rtol is None else self.rtol
         atol = atol if self.atol is None else self.atol
         return torch.allclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
@@ -204,7 +208,9 @@ def compare(
         raise ValueError(
             f"backward: unknown kinds {sorted(unknown)}; choose from {', '.join(BACKWARD_KINDS)}"
         )
-    tolerance = Tolerance(rtol, atol, versions, unit_strides, error_types)
+    given = tree_leaves((made := make_inputs()).args) + tree_leaves(made.kwargs)
+    mixed = any(isinstance(t, Tensor) and t.dtype is torch.float32 for t in given)
+    tolerance = Tolerance(rtol, atol, versions, unit_strides, error_types, mixed)
     found: dict[tuple[str, ...], Disagreement] = {}
 
     def both(scenario: Scenario) -> tuple[Record, Record]:

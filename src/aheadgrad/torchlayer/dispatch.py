@@ -20,6 +20,7 @@ __all__ = [
     "dispatch_modes",
     "dual_level",
     "function_modes",
+    "in_transform",
     "is_mutable",
     "is_random",
     "is_view_op",
@@ -31,6 +32,7 @@ __all__ = [
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
 transform_level = torch._C._functorch.maybe_current_level
+in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 no_function_modes = torch._C.DisableTorchFunction
 
 
