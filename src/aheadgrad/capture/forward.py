@@ -22,6 +22,7 @@ from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 
 
@@ -61,6 +62,7 @@ class Call:
     numbers: list[tuple[Slot, Any]] = field(default_factory=list)
     shared: tuple[SharedGroup, ...] = ()
     scalars: tuple[Scalar, ...] = ()
+    symbols: Symbols = field(default_factory=Symbols)
 
 
 @dataclass(eq=False)
@@ -206,6 +208,8 @@ def _explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
+    if "INTERNAL ASSERT FAILED" in str(error):
+        return FallbackError("autograd cannot replay the views of this function")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     if isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error):

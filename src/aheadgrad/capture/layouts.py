@@ -82,6 +82,8 @@ def restore(t: Tensor, geometry: Geometry) -> None:
     with torch.no_grad():
         again = _from_base(t, base) if base is not None else None
         if again is None or geometry_of(again) != geometry:
+            if any(s == 0 and n > 1 for s, n in zip(geometry.stride, geometry.size, strict=True)):
+                return
             again = _laid_out(functional.unwrap(t), geometry)
             functional.replace(t, again)
             functional.commit_update(t)

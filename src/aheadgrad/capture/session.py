@@ -40,6 +40,7 @@ class Session:
         self.mode = mode
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
+        self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.trace = Trace()
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
@@ -68,6 +69,7 @@ class Session:
 
     def fake(self, t: Tensor, name: str = "") -> FakeTensor:
         """A placeholder value for a real (or already fake) tensor."""
+        t = self.fakes.get(id(t), t)
         if isinstance(t, FakeTensor) and t.fake_mode is self.mode:
             with functional.outside():
                 return fake_like(self.mode, t)

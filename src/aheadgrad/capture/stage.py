@@ -179,12 +179,15 @@ def _run_forward(call: Call, options: Options) -> Forward:
 
 def _open(call: Call, options: Options) -> Session:
     reals = [t for _, t in call.inputs]
-    mode = mode_of(reals)
+    mode = call.symbols.mode or mode_of(reals)
     if mode is None:
         mode = new_mode(dynamic=bool(options.dynamic))
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
     session = Session(mode, options.decompositions)
-    session.sized = any(is_symbolic(s.value) for s in call.scalars) or any(map(places, reals))
+    session.fakes = call.symbols.fakes
+    session.sized = bool(
+        session.fakes or any(is_symbolic(s.value) for s in call.scalars) or any(map(places, reals))
+    )
     return session
 
 

@@ -188,7 +188,8 @@ class _Group:
                 part = recipe(session, self._as_it_will_be(hop.source), hop.view)
                 if part.geometry is not None:
                     raise FallbackError("a view made partly under no_grad, of a tensor that changed its shape")
-                steps += [replace(step, without_grad=not hop.with_grad) for step in part.steps]
+                some = part.steps or (Step(torch.ops.aten.alias.default, ()),)
+                steps += [replace(step, without_grad=not hop.with_grad) for step in some]
             return Recipe(tuple(steps))
         return recipe(session, self._as_it_will_be(root), t)
 

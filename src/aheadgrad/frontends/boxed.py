@@ -23,6 +23,7 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.symbols import is_symbolic
@@ -65,7 +66,7 @@ def _call(fn: Callable[..., Any], places: list[modules.Holder], args: Sequence[A
         with modules.swapped(places, see) if places else nullcontext():
             return fn(*(see(v) for v in args))
 
-    return Call(inputs, invoke, scalars=tuple(scalars))
+    return Call(inputs, invoke, scalars=tuple(scalars), symbols=symbols_of(args))
 
 
 def _runner(
