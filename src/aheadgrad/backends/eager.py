@@ -6,6 +6,7 @@ use, so memory is freed as early as in eager.
 
 from __future__ import annotations
 
+import functools
 import keyword
 import operator
 from collections.abc import Callable
@@ -24,31 +25,39 @@ Boxed = Callable[[list[Any]], list[Any]]
 
 
 def compile_eager(program: Program) -> Boxed:
-    function, source = generate(program)
-    function.source = source  # type: ignore[attr-defined]
-    return function
-
-
-def generate(program: Program) -> tuple[Boxed, str]:
-    """The function and its source text."""
+    """A boxed function; `function.inline` lets callers that generate code take its lines instead."""
     script = Script(program.role.replace(" ", "_"))
-    nodes = list(program.graph.nodes)
-    last_use = _last_uses(nodes)
-    names = _local_names(nodes)
-    places = [names[n] for n in program.placeholders]
+    places = [_local_name(n) for n in program.placeholders]
     if places:
         script.line(f"{', '.join(places)}, = args")
         script.line("args.clear()")
+    results = write_body(program, script, places)
+    script.line(f"return [{', '.join(results)}]")
+    function, source = script.function("args")
+    function.source = source  # type: ignore[attr-defined]
+    function.inline = functools.partial(write_body, program, keep_places=True)  # type: ignore[attr-defined]
+    return function
+
+
+def write_body(
+    program: Program, script: Script, places: list[str], *, keep_places: bool = False
+) -> list[str]:
+    """Writes the program's lines on the given local names; returns expressions for its results."""
+    nodes = list(program.graph.nodes)
+    names = {n: _local_name(n) for n in nodes}
+    names.update(zip(program.placeholders, places, strict=True))
+    last_use = _last_uses(nodes)
     for node in nodes:
         if node.op == "call_function":
             script.line(f"{names[node]} = {_call(node, names, script.names)}")
         elif node.op == "get_attr":
             script.line(f"{names[node]} = {script.names.name(program.constants[str(node.target)], 'constant')}")
-        if node.op != "output" and last_use.get(node):
-            script.line(f"del {', '.join(names[n] for n in last_use[node])}")
-    results = ", ".join(_argument(r, names, script.names) for r in program.results)
-    script.line(f"return [{results}]")
-    return script.function("args")
+        if node.op == "output":
+            continue
+        dead = [n for n in last_use.get(node, ()) if not (keep_places and n.op == "placeholder")]
+        if dead:
+            script.line(f"del {', '.join(names[n] for n in dead)}")
+    return [_argument(r, names, script.names) for r in program.results]
 
 
 def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
@@ -65,8 +74,8 @@ def _last_uses(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     return dropped
 
 
-def _local_names(nodes: list[fx.Node]) -> dict[fx.Node, str]:
-    return {n: f"{n.name}_" if keyword.iskeyword(n.name) or n.name == "args" else n.name for n in nodes}
+def _local_name(node: fx.Node) -> str:
+    return f"{node.name}_" if keyword.iskeyword(node.name) or node.name == "args" else node.name
 
 
 def _call(node: fx.Node, names: dict[fx.Node, str], space: Namespace) -> str:

@@ -19,7 +19,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fxnames import Names
-from aheadgrad.torchlayer.symbols import SymbolNodes, is_symbolic
+from aheadgrad.torchlayer.symbols import SymbolNodes, expression, free_symbols, is_symbolic
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -84,7 +84,12 @@ class Cutter:
         return known
 
     def name_records(self) -> None:
-        for record in self.trace.records[self.named :]:
+        """Results that are taken again as views when they are read off are named last."""
+        trace = self.trace
+        new = list(enumerate(trace.records))[self.named :]
+        results = {i for i, r in new if r.phase == "forward" and i >= trace.settled}
+        gradients = {i for i, r in new if r.phase != "forward" and i >= trace.read_off}
+        for _, record in sorted(new, key=lambda pair: (pair[0] in gradients, pair[0] in results, pair[0])):
             record.name = self.names.fresh(_base_name(record.target))
             if isinstance(record.out, list | tuple):
                 record.part_names = {
@@ -104,9 +109,17 @@ class Cutter:
             value = record.args[0]
 
     def needed(
-        self, outputs: Iterable[Any], boundary: set[int], phases: set[str] | None = None
+        self,
+        outputs: Iterable[Any],
+        boundary: set[int],
+        phases: set[str] | None = None,
+        given: set[Any] = frozenset(),  # type: ignore[assignment]
     ) -> tuple[set[int], set[int]]:
-        """Records needed for the outputs, and ids of the values they take from the boundary."""
+        """Records needed for the outputs, and ids of the values they take from the boundary.
+
+        `given` are symbols of numbers that need not be made.
+        """
+        outputs = list(outputs)
         wanted: set[int] = set()
         touched: set[int] = set()
         stack: list[Tensor] = [v for v in outputs if isinstance(v, Tensor)]
@@ -115,7 +128,14 @@ class Cutter:
                 if record.keep and record.phase in phases:
                     wanted.add(i)
                     stack.extend(record.tensors())
-        while stack:
+                    outputs.append((record.args, record.kwargs))
+        numbers = self._numbers([v for v in outputs if not isinstance(v, Tensor)], given)
+        while stack or numbers:
+            if not stack:
+                made_by = numbers.pop()
+                if made_by not in wanted:
+                    self._want(made_by, wanted, stack, numbers, given)
+                continue
             value = self.source(stack.pop())
             if id(value) in boundary:
                 touched.add(id(value))
@@ -124,9 +144,23 @@ class Cutter:
             if made is None:
                 touched.add(id(value))
             elif made.record not in wanted:
-                wanted.add(made.record)
-                stack.extend(self.trace.records[made.record].tensors())
+                self._want(made.record, wanted, stack, numbers, given)
         return wanted, touched
+
+    def _want(
+        self, index: int, wanted: set[int], stack: list[Tensor], numbers: list[int], given: set[Any]
+    ) -> None:
+        record = self.trace.records[index]
+        wanted.add(index)
+        stack.extend(record.tensors())
+        numbers.extend(self._numbers((record.args, record.kwargs), given))
+
+    def _numbers(self, values: Any, given: set[Any]) -> list[int]:
+        """Records that made symbolic numbers among these values (`x.item()`), unless given."""
+        if not self.trace.numbers:
+            return []
+        symbols = free_symbols(list(values)) - given
+        return [self.trace.numbers[s] for s in symbols if s in self.trace.numbers]
 
     def value_name(self, value: Any) -> str | None:
         made = self.trace.producer(value)
@@ -147,7 +181,8 @@ class Cutter:
         self.name_records()
         boundary = {id(p.value) for p in inputs if isinstance(p.value, Tensor)}
         roots = [*(v for _, v in outputs), *(w.new for w in writes)]
-        wanted, touched = self.needed(roots, boundary, phases)
+        given = {expression(p.value) for p in inputs if is_symbolic(p.value)}
+        wanted, touched = self.needed(roots, boundary, phases, given)
         build = _Builder(self)
         build.place_inputs(inputs, touched)
         due = self._due(writes)
@@ -224,6 +259,8 @@ class _Builder:
         if isinstance(record.out, Tensor):
             self.env.setdefault(id(record.out), node)
             self.symbols.learn_tensor(record.out, node)
+        elif is_symbolic(record.out):
+            self.symbols.learn_number(record.out, node)
         else:
             self.whole[id(record)] = node
 

@@ -54,13 +54,16 @@ class Call:
     """What is to be captured: a function of flat leaves.
 
     `inputs` are the tensors among the leaves and the lifted state, with their slots;
-    `invoke` calls the user's function with a mapping from real tensors to what the trace sees.
+    `invoke` calls the user's function with a mapping from real tensors to what the trace sees;
+    `returns` writes the entry's return value from the tree spec and the flat outputs' names
+    (without it, the entry returns the flat outputs in a list).
     """
 
     inputs: list[tuple[Slot, Tensor]]
     invoke: Callable[[Callable[[Any], Any]], Any]
     numbers: list[tuple[Slot, Any]] = field(default_factory=list)
     shared: tuple[SharedGroup, ...] = ()
+    returns: Callable[[Any, list[str], Any], str] | None = None
     scalars: tuple[Scalar, ...] = ()
     symbols: Symbols = field(default_factory=Symbols)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.fake import FakeTensor
@@ -82,6 +83,7 @@ class Joint:
                 tangents, wrapped = self._tangents(component, pattern)
                 present = [i for i, layout in zip(component.exits, pattern, strict=True) if layout is not None]
                 raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
+                session.trace.read_off = len(session.trace.records)
                 grads = []
                 for g in raw[: len(wanted)]:
                     if g is not None:
@@ -147,15 +149,6 @@ def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, .
         strides[d] = step
         step = step * size[d]
     return tuple(strides)
-
-
-def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
-    strides: list[Any] = []
-    step: Any = 1
-    for n in reversed(size):
-        strides.append(step)
-        step = step * (n if not isinstance(n, int) else max(n, 1))
-    return tuple(reversed(strides))
 
 
 def _components(

@@ -22,6 +22,15 @@ def geometry_of(t: Tensor) -> Geometry:
     return Geometry(tuple(t.size()), tuple(t.stride()), t.storage_offset())
 
 
+def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
+    strides: list[Any] = []
+    step: Any = 1
+    for n in reversed(size):
+        strides.append(step)
+        step = step * (n if not isinstance(n, int) else max(n, 1))
+    return tuple(reversed(strides))
+
+
 class Layouts:
     """Tensors of one session that were written to and have lost their look."""
 

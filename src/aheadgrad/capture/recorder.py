@@ -12,10 +12,17 @@ from torch.utils import _pytree as pytree
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, TorchDispatchMode, is_mutable
+from aheadgrad.torchlayer.dispatch import (
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    is_mutable,
+    no_function_modes,
+)
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 _DEVICE_OF = torch.ops.prim.device.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
@@ -66,8 +73,9 @@ class Recorder(TorchDispatchMode):
             return self._constant(args[0])
         else:
             args, kwargs = self._only_fakes(args, kwargs)
-            out = self.ops.compute(func, types, args, kwargs)
-        if isinstance(out, Tensor | list | tuple) or out is None:
+            with no_function_modes():  # autograd calls back with function modes on
+                out = self.ops.compute(func, types, args, kwargs)
+        if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self.trace.add(func, args, kwargs, out, self._origin(), current_node_meta())
         return out
 

@@ -41,6 +41,7 @@ class Session:
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
+        self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
         self.trace = Trace()
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
@@ -85,6 +86,8 @@ class Session:
             return known
         with no_function_modes():
             value = self.fake(real, symbolic_name)
+            if id(real) in self.items:
+                value.item_memo = self.items[id(real)]
             with_history = real.requires_grad and not real.is_leaf
             entrance = make_entrance(slot, real, value, self.fake(value) if with_history else None)
         self.entrances.append(entrance)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
@@ -94,7 +94,7 @@ class Captured:
 
     @cached_property
     def has_symbols(self) -> bool:
-        return bool(self.numbers or self.symbolic_inputs())
+        return bool(self.numbers or self.symbolic_inputs() or self.session.trace.numbers)
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""
@@ -174,7 +174,16 @@ def _run_forward(call: Call, options: Options) -> Forward:
     merged = merge_shared(forward, call)
     if merged is None:
         return forward
+    _fix_sizes(merged)
     return run(_open(merged, options), merged)
+
+
+def _fix_sizes(call: Call) -> None:
+    """Inputs that enter as views of one base have sizes and offsets that are plain numbers."""
+    sizes = [n for fake in call.symbols.fakes.values() for _, _, n in places(fake)]
+    for number in [*sizes, *(s.value for s in call.scalars)]:
+        if isinstance(number, SymInt):
+            int(number)
 
 
 def _open(call: Call, options: Options) -> Session:
@@ -185,8 +194,12 @@ def _open(call: Call, options: Options) -> Session:
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
     session = Session(mode, options.decompositions)
     session.fakes = call.symbols.fakes
+    session.items = call.symbols.items
     session.sized = bool(
-        session.fakes or any(is_symbolic(s.value) for s in call.scalars) or any(map(places, reals))
+        session.fakes
+        or session.items
+        or any(is_symbolic(s.value) for s in call.scalars)
+        or any(map(places, reals))
     )
     return session
 

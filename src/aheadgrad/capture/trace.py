@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
+from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 
 class Origin(NamedTuple):
@@ -82,7 +83,9 @@ class Trace:
         self.records: list[Record] = []
         self.phase = "forward"
         self.settled = 0  # how many records there were when the inputs had their final values
+        self.read_off = 0  # ... and when the gradients of the last backward had theirs
         self.constants: dict[int, Tensor] = {}
+        self.numbers: dict[Any, int] = {}  # which record made a symbol: `x.item()`
         self._made: dict[int, Made] = {}
 
     def add(
@@ -100,6 +103,8 @@ class Trace:
         self.records.append(record)
         if isinstance(out, Tensor):
             self._made.setdefault(id(out), Made(index, None))
+        elif is_symbolic(out):
+            self.numbers.setdefault(expression(out), index)
         elif isinstance(out, list | tuple):
             for part, value in enumerate(out):
                 if isinstance(value, Tensor):
@@ -112,6 +117,7 @@ class Trace:
             for value in parts:
                 if self._made.get(id(value), Made(-1, None)).record >= length:
                     del self._made[id(value)]
+        self.numbers = {symbol: i for symbol, i in self.numbers.items() if i < length}
         del self.records[length:]
 
     def producer(self, value: Tensor) -> Made | None:

@@ -129,9 +129,9 @@ def _emit_alias_root(script: Script, a: Assembly, r: int, root: AliasRoot) -> No
         position = _position(a, ViewBase(root.base))
     if position is not None:
         # The same values are written again, for the history that comes with them.
-        script.line(f"version = root{r}._version")
+        script.line(f"kept = root{r}._version")
         script.line(f"root{r}.copy_(r{position})")
-        script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, version)")
+        script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, kept)")
 
 
 def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
@@ -178,10 +178,10 @@ def _grow_stepwise(script: Script, base: str, recipe: Recipe) -> str:
     for step in recipe.steps:
         if step.without_grad:
             script.line(f"{set_grad}(False)")
-        script.line(f"view = {_grow(script, base, Recipe((step,)))}")
+        script.line(f"grown = {_grow(script, base, Recipe((step,)))}")
         if step.without_grad:
             script.line(f"{set_grad}(True)")
-        base = "view"
+        base = "grown"
     return base
 
 

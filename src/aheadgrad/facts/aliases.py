@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Forward, is_given
+from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import (
     AliasRoot,
@@ -127,7 +128,8 @@ class _Group:
         if look is None or held.numel() == 0:
             return None
         written = functional.storage_key(t) in self.forward.session.layouts.touched
-        if tuple(held.stride()) == look.stride and not (written and 1 in look.size):
+        unusual = 1 in look.size and look.stride != contiguous_strides(look.size)
+        if tuple(held.stride()) == look.stride and not (written and unusual):
             return None  # kernels choose the strides of dimensions of size one as they like
         only_units = all(
             n == 1 or a == b for n, a, b in zip(look.size, held.stride(), look.stride, strict=True)

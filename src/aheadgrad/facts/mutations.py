@@ -13,20 +13,20 @@ from aheadgrad.capture.session import Session
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import version
+from aheadgrad.torchlayer.autograd import is_view, version
 
 
 def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entrance: Entrance) -> InputFacts:
     """Compares an input before and after the run."""
     current = session.disguises.current(seen)
-    moved = functional.storage_key(seen) != entrance.storage or functional.storage_was_changed(seen)
+    moved = functional.storage_key(seen) != entrance.storage
     held = functional.unwrap(seen)
     history = seen.grad_fn
     becomes_leaf = None
     if history is None and current.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = current.requires_grad
-        if current.grad_fn is not None:
-            raise FallbackError("a leaf input is cut off from its history and then gets a new one")
+    if current is not seen and not is_view(current) and current.grad_fn is not None:
+        raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     data_changed = functional.has_data_mutation(seen) and held is not value
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():

@@ -83,7 +83,7 @@ def _concerned(
     Parts that do not touch are independent, but for one thing: they share a version counter,
     and views with several outputs (`split`) remember at which version they were made.
     """
-    changed = [t for t in tensors if _changes(facts[id(t)])]
+    changed = [t for t in tensors if _changes(facts[id(t)]) or facts[id(t)].version_bumps]
     if len(tensors) == 1:
         only, fact = tensors[0], facts[id(tensors[0])]
         if not is_view(only) or not only.requires_grad or fact.storage_changed:

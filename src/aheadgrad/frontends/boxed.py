@@ -1,32 +1,41 @@
-"""One entry for flat inputs, made now and without checks: for callers who know that calls fit.
+"""Entries for flat inputs, made now: for callers who check themselves that calls fit.
 
 `compile_flat` takes what Dynamo hands to a backend: a module of flat inputs and example inputs,
 real or fake, with symbolic sizes among them. The module's own parameters and buffers become
 inputs before those; their current values are read at each call.
+
+Dynamo's guards know nothing of memory: which inputs share it, and where in it they lie. Where an
+entry depends on that, it checks, and compiles another one for a call that does not fit.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
+from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
-from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import UnsupportedInput
+from aheadgrad.errors import FallbackWarning, UnsupportedInput
 from aheadgrad.frontends import module as modules
+from aheadgrad.frontends.guards import depends_on_offsets
 from aheadgrad.options import Options
-from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.symbols import is_symbolic
+
+_SPARE = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +44,7 @@ class BoxedEntry:
 
     run: Callable[[list[Any]], list[Any]]
     entry: Entry
+    source: str
 
 
 def compile_flat(
@@ -42,15 +52,49 @@ def compile_flat(
     args: Sequence[Any],
     options: Options,
     invoke: Callable[..., Any] | None = None,
+    *,
+    spare: int = _SPARE,
 ) -> BoxedEntry:
-    """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call."""
+    """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call.
+
+    `spare` tells how many further entries may be made for calls with other uses of memory.
+    """
     places = modules.holders(module)
-    call = _call(invoke or module, places, args)
-    entry = pipeline.run(call, options)
-    return BoxedEntry(_runner(entry, places, args), entry)
+    fn = invoke or module
+    entry = pipeline.run(_call(fn, module, places, args), options)
+    again: Callable[..., BoxedEntry] | None = None
+    if spare and not entry.captured.has_symbols:
+
+        def again(*new: Any) -> BoxedEntry:
+            return compile_flat(module, new, options, invoke, spare=spare - 1)
+
+    return _Runner(entry, places, args, _otherwise(fn, again)).write()
 
 
-def _call(fn: Callable[..., Any], places: list[modules.Holder], args: Sequence[Any]) -> Call:
+def _otherwise(
+    fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None
+) -> Callable[..., list[Any]]:
+    """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
+    made: BoxedEntry | None = None
+    warned = False
+
+    def run(*args: Any) -> list[Any]:
+        nonlocal made, warned
+        if again is not None:
+            made = made or again(*args)
+            return made.run(list(args))
+        if not warned:
+            warned = True
+            reason = "inputs share memory in too many ways"
+            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=4)
+        return list(fn(*args))
+
+    return run
+
+
+def _call(
+    fn: Callable[..., Any], module: nn.Module, places: list[modules.Holder], args: Sequence[Any]
+) -> Call:
     inputs: list[tuple[Slot, Tensor]] = [(p.slot, p.get()) for p in places]
     scalars = []
     for i, value in enumerate(args):
@@ -66,40 +110,101 @@ def _call(fn: Callable[..., Any], places: list[modules.Holder], args: Sequence[A
         with modules.swapped(places, see) if places else nullcontext():
             return fn(*(see(v) for v in args))
 
-    return Call(inputs, invoke, scalars=tuple(scalars), symbols=symbols_of(args))
+    graph = module.graph if isinstance(module, fx.GraphModule) else None
+    return Call(inputs, invoke, scalars=tuple(scalars), symbols=symbols_of(args, graph))
 
 
-def _runner(
-    entry: Entry, places: list[modules.Holder], args: Sequence[Any]
-) -> Callable[[list[Any]], list[Any]]:
-    """Generated code from the caller's list to the entry's parameters."""
-    script = Script("boxed")
-    given = [f"a{i}" for i in range(len(args))]
-    if given:
-        script.line(f"{', '.join(given)}, = args")
-        script.line("args.clear()")
-    where = {id(v): name for v, name in zip(reversed(args), reversed(given), strict=True)}
-    for place in places:
-        table = script.names.name(place.table, "table")
-        where[id(place.get())] = f"{table}[{place.name!r}]"
-    parameters = [_found(script, where, t) for t in _tensors(entry.captured)[0]]
-    parameters += [name for value, name in zip(args, given, strict=True) if is_symbolic(value)]
-    parameters += [_found(script, where, t) for t in _tensors(entry.captured)[1]]
-    run = script.names.name(entry.run, "run")
-    script.line(f"return {run}({', '.join(parameters)})")
-    return script.function("args")[0]
+class _Runner:
+    """Writes the code from the caller's list to the entry's parameters."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        places: list[modules.Holder],
+        args: Sequence[Any],
+        otherwise: Callable[..., list[Any]],
+    ) -> None:
+        self.entry = entry
+        self.args = args
+        self.otherwise = otherwise
+        self.session = entry.captured.session
+        self.script = Script("boxed")
+        self.names = [f"a{i}" for i in range(len(args))]
+        self.where = {id(v): name for v, name in zip(args, self.names, strict=True) if isinstance(v, Tensor)}
+        for k, place in enumerate(places):
+            self.where[id(place.get())] = f"h{k}"
+        self.held = places
+
+    def write(self) -> BoxedEntry:
+        script = self.script
+        if self.names:
+            script.line(f"{', '.join(self.names)}, = args")
+            script.line("args.clear()")
+        for k, place in enumerate(self.held):
+            script.line(f"h{k} = {script.names.name(place.table, 'table')}[{place.name!r}]")
+        self._bases()
+        tensors = [self._find(e.real) for e in self.session.entrances]
+        members = [self._find(m.real) for m in self.session.members]
+        tests = self._tests(tensors, members)
+        if tests:
+            with script.block(f"if not ({' and '.join(tests)}):"):
+                otherwise = script.names.name(self.otherwise, "otherwise")
+                script.line(f"return {otherwise}({', '.join(self.names)})")
+        numbers = [n for value, n in zip(self.args, self.names, strict=True) if is_symbolic(value)]
+        run = script.names.name(self.entry.run, "run")
+        script.line(f"return {run}({', '.join([*tensors, *numbers, *members])})")
+        function, source = script.function("args")
+        return BoxedEntry(function, self.entry, source)
+
+    def _bases(self) -> None:
+        """Tensors that inputs are views of, where the entry takes them instead."""
+        for k, member in enumerate(self.session.members):
+            base = base_of(member.real) if is_view(member.real) else None
+            if base is not None and id(base) not in self.where:
+                self.script.line(f"b{k} = {self._find(member.real)}._base")
+                self.where[id(base)] = f"b{k}"
+
+    def _find(self, real: Tensor) -> str:
+        known = self.where.get(id(real))
+        if known is not None:
+            return known
+        if isinstance(real, FakeTensor):
+            raise UnsupportedInput("The graph uses a fake tensor that is not among its inputs.")
+        return self.script.names.name(real, "closed_over")
+
+    def _tests(self, tensors: list[str], members: list[str]) -> list[str]:
+        """What must hold of the inputs' places in memory."""
+        tests = []
+        if depends_on_offsets(self.entry.captured):
+            for name, e in zip(tensors, self.session.entrances, strict=True):
+                tests.append(f"{name}.storage_offset() == {int(e.real.storage_offset())}")
+        for name, member in zip(members, self.session.members, strict=True):
+            base = None if member.is_root else base_of(member.real)
+            tests.append(f"{name}._base is {None if base is None else self._find(base)}")
+            tests.append(f"{name}.storage_offset() == {int(member.offset)}")
+            tests.append(f"{_storage(name)} == {_storage(self._find(member.owner))}")
+        return tests + self._apart(tensors)
+
+    def _apart(self, tensors: list[str]) -> list[str]:
+        """Nothing that is changed shares memory; tensors of the module that are not changed are left out."""
+        facts = self.entry.captured.facts.inputs
+        changed = {f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None}
+        if not changed:
+            return []
+        checked = [
+            (name, e)
+            for i, (name, e) in enumerate(zip(tensors, self.session.entrances, strict=True))
+            if i in changed or not _is_state(e)
+        ]
+        if len(checked) < 2 or isinstance(checked[0][1].real, FakeTensor):
+            return []
+        kinds = len({storage_key(e.real) for _, e in checked})
+        return [f"len({{{', '.join(_storage(name) for name, _ in checked)}}}) == {kinds}"]
 
 
-def _tensors(captured: Captured) -> tuple[list[Tensor], list[Tensor]]:
-    session = captured.session
-    return [e.real for e in session.entrances], [m.real for m in session.members]
+def _storage(name: str) -> str:
+    return f"{name}.untyped_storage()._cdata"
 
 
-def _found(script: Script, where: dict[int, str], real: Tensor) -> str:
-    """The expression for an input: given, held by the module, the base of one given, or closed over."""
-    known = where.get(id(real))
-    if known is not None:
-        return known
-    if isinstance(real, FakeTensor):
-        raise UnsupportedInput("The graph uses a fake tensor that is not among its inputs.")
-    return script.names.name(real, "closed_over")
+def _is_state(entrance: Entrance) -> bool:
+    return isinstance(entrance.slot, Parameter | Buffer) or isinstance(entrance.real, nn.Parameter | nn.Buffer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.reach import reach_from
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
+from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.dispatch import dual_level, transform_level
 from aheadgrad.torchlayer.fake import FakeTensor
@@ -151,13 +152,13 @@ class Compiled:
 
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
+        call.returns = functools.partial(_return_text, changed)
         entry = pipeline.run(call, self.options)
         rehearse(entry.captured)
-        run = _structured(entry, changed)
         flags = modules.training_flags(self._module) if self._module is not None else []
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, flags, reach_from(target))
         check, check_source = writer.write()
-        return Guarded(check, run, entry, check_source + "\n\n" + entry.source)
+        return Guarded(check, entry.run, entry, check_source + "\n\n" + entry.source)
 
 
 def _is_input(value: Tensor, seen: set[int]) -> bool:
@@ -176,33 +177,35 @@ def _inside_another_trace(leaves: list[Any]) -> bool:
     return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
 
 
-def _structured(entry: Entry, changed: list[modules.Holder]) -> Callable[..., Any]:
-    """The entry's flat outputs in the user's structure; rebound buffers go back to their module."""
-    spec = entry.captured.forward.out_spec
-    flat_run = entry.run
+def _return_text(changed: list[modules.Holder], spec: Any, texts: list[str], names: Namespace) -> str:
+    """The flat outputs in the user's structure; rebound buffers go back to their module."""
     result_spec = children(spec)[0]
-    count = result_spec.num_leaves
-    rebuild = _rebuilder(result_spec)
     if not changed:
-        return lambda *inputs: rebuild(flat_run(*inputs))
+        return _structure_text(result_spec, iter(texts), names)
 
-    def run(*inputs: Any) -> Any:
-        outs = flat_run(*inputs)
+    def finish(outs: list[Any]) -> Any:
+        count = result_spec.num_leaves
         for place, value in zip(changed, outs[count:], strict=True):
             place.table[place.name] = value
-        return rebuild(outs[:count])
+        return pytree.tree_unflatten(outs[:count], result_spec)
 
-    return run
+    return f"{names.name(finish, 'finish')}([{', '.join(texts)}])"
 
 
-def _rebuilder(spec: Any) -> Callable[[list[Any]], Any]:
+def _structure_text(spec: Any, texts: Iterator[str], names: Namespace) -> str:
     if spec.is_leaf():
-        return lambda outs: outs[0]
-    if spec.type is tuple and all(c.is_leaf() for c in children(spec)):
-        return tuple
-    if spec.type is list and all(c.is_leaf() for c in children(spec)):
-        return list
-    return lambda outs: pytree.tree_unflatten(outs, spec)
+        return next(texts)
+    if spec.type is tuple:
+        return f"({''.join(f'{_structure_text(c, texts, names)}, ' for c in children(spec))})"
+    if spec.type is list:
+        return f"[{', '.join(_structure_text(c, texts, names) for c in children(spec))}]"
+    if spec.type is dict:
+        keys = [names.literal(key) for key in spec.context]
+        parts = [_structure_text(c, texts, names) for c in children(spec)]
+        return "{" + ", ".join(f"{k}: {p}" for k, p in zip(keys, parts, strict=True)) + "}"
+    leaves = ", ".join(next(texts) for _ in range(spec.num_leaves))
+    rebuild = functools.partial(pytree.tree_unflatten, treespec=spec)
+    return f"{names.name(rebuild, 'rebuild')}([{leaves}])"
 
 
 def capture(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:

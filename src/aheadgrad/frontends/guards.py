@@ -20,7 +20,7 @@ from aheadgrad.frontends.module import Holder
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.dispatch import transform_level
+from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
 
@@ -85,7 +85,7 @@ class GuardWriter:
         else:
             tests.append(f"{name(autocast_state, 'autocast_state')}() == {name(state, 'autocast')}")
         deterministic = torch.are_deterministic_algorithms_enabled()
-        check = name(torch.are_deterministic_algorithms_enabled, "deterministic")
+        check = name(deterministic_mode, "deterministic")
         tests.append(f"{check}() is {deterministic}")
         self._unless(" and ".join(tests))
 
@@ -97,8 +97,10 @@ class GuardWriter:
             else:
                 test += " and not kwargs"
             self._unless(test)
+            if self.args:
+                self.script.line(f"{''.join(f'a{i}, ' for i in range(len(self.args)))}= args")
             for i, value in enumerate(self.args):
-                self._value(f"args[{i}]", f"a{i}", value)
+                self._value(f"a{i}", f"a{i}", value)
             for i, (key, value) in enumerate(self.kwargs.items()):
                 self._unless(f"{key!r} in kwargs")
                 self._value(f"kwargs[{key!r}]", f"k{i}", value)
@@ -117,7 +119,8 @@ class GuardWriter:
         return isinstance(value, Tensor) or type(value) in _SIMPLE
 
     def _value(self, source: str, name: str, value: Any) -> None:
-        self.script.line(f"{name} = {source}")
+        if source != name:
+            self.script.line(f"{name} = {source}")
         if isinstance(value, Tensor):
             known = self.where.get(id(value))
             if known is None:
@@ -216,7 +219,7 @@ class GuardWriter:
         """What must hold of the inputs' memory: only entries that change or re-stride inputs care."""
         facts = self.captured.facts
         session = self.captured.session
-        if _depends_on_offsets(self.captured):
+        if depends_on_offsets(self.captured):
             for name, e in zip(inputs, session.entrances, strict=False):
                 self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
         changed = any(f.data_changed or f.storage_changed for f in facts.inputs)
@@ -243,7 +246,7 @@ class GuardWriter:
                 self._unless(f"{name}.storage_offset() == {real.storage_offset()}")
 
 
-def _depends_on_offsets(captured: Captured) -> bool:
+def depends_on_offsets(captured: Captured) -> bool:
     if any(f.geometry for f in captured.facts.inputs) or captured.session.members:
         return True
     if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in captured.facts.outputs):

@@ -142,4 +142,8 @@ def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tupl
                 expr = expression(number)
                 if expr not in found:
                     found[expr] = (cutter.symbol_name(expr, op), number)
+    for expr, i in cutter.trace.numbers.items():
+        record = cutter.trace.records[i]
+        if record.phase == "forward":
+            found.setdefault(expr, (record.name, record.out))
     return found

@@ -56,6 +56,7 @@ class Assembly:
     autocast: AutocastState | None
     in_graph_updates: frozenset[int] = frozenset()
     members: tuple[str, ...] = ()
+    returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
 
     @cached_property
@@ -82,7 +83,8 @@ def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
     else:
         outputs.emit(script, a)
     ambient.emit(script, a)
-    script.line(f"return [{', '.join(outputs.expressions(a))}]")
+    returned = outputs.expressions(a)
+    script.line(f"return {a.returns(returned) if a.returns else '[' + ', '.join(returned) + ']'}")
     return script.function(", ".join([*params, *a.members]))
 
 
@@ -113,9 +115,15 @@ def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
 
 
 def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
-    call = f"{script.names.name(a.forward, 'forward')}([{', '.join(params)}])"
     results = [result_name(i) for i in range(a.results)]
-    script.line(f"{', '.join(results)}, = {call}" if results else call)
+    inline = getattr(a.forward, "inline", None)
+    if inline is not None:
+        values = inline(script, params)
+        if results:
+            script.line(f"{', '.join(results)}, = {', '.join(values)},")
+    else:
+        call = f"{script.names.name(a.forward, 'forward')}([{', '.join(params)}])"
+        script.line(f"{', '.join(results)}, = {call}" if results else call)
     for i in sorted(a.view_results):
         script.line(f"{result_name(i)} = {result_name(i)}.detach()")
     outputs.emit_strides(script, a)

@@ -33,7 +33,7 @@ def make_node(
     names = Namespace()
     forward, forward_source = _forward(names, outputs, saved, sizes)
     if inputs:
-        run, backward_source = _backward(names, backward, outputs, sizes, watched)
+        run, backward_source = _backward(names, backward, outputs, sizes, saved + sizes, watched)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
     node = type(
@@ -56,7 +56,7 @@ def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[An
 
 
 def _backward(
-    names: Namespace, backward: Backward, outputs: int, sizes: int, watched: bool
+    names: Namespace, backward: Backward, outputs: int, sizes: int, count: int, watched: bool
 ) -> tuple[Any, str]:
     script = Script("node_backward", names)
     tangents = [f"t{i}" for i in range(outputs)]
@@ -67,8 +67,7 @@ def _backward(
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
     saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
     script.line(f"saved = {saved}")
-    key = (backward.expected, None)
-    usual = backward.programs.get(key)
+    usual = backward.programs.get((backward.expected, None))
     if usual is not None:
         tests = [
             f"{t} is not None and {t}.stride() == {names.literal(tuple(s))}"
@@ -77,12 +76,24 @@ def _backward(
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
         with script.block(f"if {' and '.join(tests)}:"):
-            script.line(
-                f"return (None, None, None, *{names.name(usual, 'backward')}([*saved, {', '.join(tangents)}]))"
-            )
+            _usual(script, usual, tangents, count)
     joined = ", ".join(tangents) + ","
     script.line(f"return (None, None, None, *{names.name(backward, 'find_backward')}.run(saved, ({joined})))")
     return script.function(f"ctx, {', '.join(tangents)}")
+
+
+def _usual(script: Script, run: Any, tangents: list[str], saved: int) -> None:
+    """All tangents are there and laid out as expected: the program's own lines, where it has them."""
+    inline = getattr(run, "inline", None)
+    if inline is None:
+        call = f"{script.names.name(run, 'backward')}([*saved, {', '.join(tangents)}])"
+        script.line(f"return (None, None, None, *{call})")
+        return
+    places = [f"s{i}" for i in range(saved)]
+    if places:
+        script.line(f"{', '.join(places)}, = saved")
+    results = inline(script, [*places, *tangents])
+    script.line(f"return (None, None, None, {''.join(f'{r}, ' for r in results)})")
 
 
 def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:

@@ -41,6 +41,10 @@ class SizeTexts:
                 method = op.overloadpacket.__name__.removeprefix("sym_")
                 text = f"p{i}.{method}({', '.join(map(repr, args))})"
                 self.sources.setdefault(expression(number), text)
+        for i, e in enumerate(entrances):
+            number = captured.session.items.get(id(e.real))
+            if number is not None:
+                self.sources.setdefault(expression(number), f"p{i}.item()")
 
     def text(self, value: Any) -> str:
         constant = constant_of(value)

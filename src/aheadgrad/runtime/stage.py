@@ -13,7 +13,7 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import CaptureError
+from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms, backward_program
@@ -24,6 +24,7 @@ from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.node import make_node
+from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import SizedBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -66,6 +67,10 @@ def make_entry(
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
         names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
     )
+    returns = captured.call.returns
+    if returns is not None:
+        spec, names = captured.forward.out_spec, assembly.names
+        assembly.returns = lambda texts: returns(spec, texts, names)
     run, source = assemble(assembly)
     return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
 
@@ -84,7 +89,7 @@ def _node(
     known = compiled.backwards[number] if gradients is not None and gradients.pattern == expected else None
 
     def make(pattern: Any, state: AutocastState | None) -> Any:
-        return _make_backward(captured, options, component, saved, pattern, state)
+        return _make_backward(captured, options, component, saved, known, pattern, state)
 
     watched = watches(captured, component, saved)
     runs = _backward(captured, component, expected, known, make)
@@ -130,6 +135,7 @@ def _make_backward(
     options: Options,
     component: Component,
     saved: SavedSet,
+    known: Any,
     pattern: Any,
     state: AutocastState | None,
 ) -> Any:
@@ -139,7 +145,13 @@ def _make_backward(
         gradients = captured.record(component, pattern, state)
     except Exception as error:
         return Failure(error)
-    return compile_program(options.backend, backward_program(captured, gradients, saved))
+    try:
+        return compile_program(options.backend, backward_program(captured, gradients, saved))
+    except InvalidProgram:
+        if known is None or options.partition == "default" or captured.has_symbols:
+            raise
+        outputs = [captured.exits[i].value for i in component.exits]
+        return padded(known, outputs, captured.joint.expected_pattern(component), pattern)
 
 
 def _saved_name(captured: Captured, split: SplitPrograms, component: Component, saved: SavedValue) -> str:

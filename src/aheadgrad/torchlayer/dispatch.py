@@ -17,6 +17,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "deterministic_mode",
     "dispatch_modes",
     "dual_level",
     "function_modes",
@@ -33,6 +34,7 @@ dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
 transform_level = torch._C._functorch.maybe_current_level
 in_transform = torch._C._functorch.is_functorch_wrapped_tensor
+deterministic_mode = torch._C._get_deterministic_algorithms
 no_function_modes = torch._C.DisableTorchFunction
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -18,29 +18,36 @@ _FIXED = (DimDynamic.STATIC, DimDynamic.INFER_STRIDE)
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """The fake mode that symbolic sizes live in, and (by id) fake versions of tensors that have them."""
+    """The fake mode that symbolic sizes live in; by id, what stands for tensors in it.
+
+    `items` are the numbers that zero-dimensional tensors stand for: Dynamo passes a Python float
+    that changes from call to call as a tensor.
+    """
 
     mode: FakeTensorMode | None = None
     fakes: dict[int, FakeTensor] = field(default_factory=dict)
+    items: dict[int, Any] = field(default_factory=dict)
 
 
-def symbols_of(args: Sequence[Any]) -> Symbols:
-    """The symbols behind the example inputs: their own, or those that Dynamo has given to their sizes."""
+def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
+    """The symbols behind the example inputs: their own, or those that Dynamo has given to them."""
     mode = mode_of(list(args))
     if mode is not None:
-        return Symbols(mode)
+        items = {id(a): a.item_memo for a in args if isinstance(a, FakeTensor) and a.item_memo is not None}
+        return Symbols(mode, items=items)
     context = TracingContext.try_get()
     if context is None or context.fake_mode is None or context.fake_mode.shape_env is None:
         return Symbols()
-    chosen = {}
+    fakes = {}
     for value in args:
         if isinstance(value, Tensor) and value in context.tensor_to_context:
             symbolic = context.tensor_to_context[value]
             if _is_free(symbolic):
-                chosen[id(value)] = _fake(context.fake_mode, value, symbolic)
-    if not chosen and not any(map(is_symbolic, args)):
+                fakes[id(value)] = _fake(context.fake_mode, value, symbolic)
+    items = _items(args, graph)
+    if not fakes and not items and not any(map(is_symbolic, args)):
         return Symbols()
-    return Symbols(context.fake_mode, chosen)
+    return Symbols(context.fake_mode, fakes, items)
 
 
 def _is_free(symbolic: Any) -> bool:
@@ -52,3 +59,16 @@ def _fake(mode: FakeTensorMode, value: Tensor, symbolic: Any) -> FakeTensor:
     source = symbolic.tensor_source
     fake: FakeTensor = mode.from_tensor(value, symbolic_context=symbolic, source=source, trace=False)
     return fake
+
+
+def _items(args: Sequence[Any], graph: fx.Graph | None) -> dict[int, Any]:
+    found = {}
+    for value, node in zip(args, _placeholders(graph), strict=False):
+        memo = getattr(node.meta.get("example_value"), "item_memo", None)
+        if isinstance(value, Tensor) and memo is not None:
+            found[id(value)] = memo
+    return found
+
+
+def _placeholders(graph: fx.Graph | None) -> list[fx.Node]:
+    return [] if graph is None else [n for n in graph.nodes if n.op == "placeholder"]
