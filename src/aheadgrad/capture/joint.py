@@ -16,6 +16,7 @@ from torch import Tensor
 from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
@@ -81,6 +82,7 @@ class Joint:
         try:
             with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
+                writes = BackwardWrites(session, list(zip([t for t in tangents if t is not None], wrapped, strict=True)))
                 present = [i for i, layout in zip(component.exits, pattern, strict=True) if layout is not None]
                 raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
                 session.trace.read_off = len(session.trace.records)
@@ -90,6 +92,7 @@ class Joint:
                         functional.sync(g)
                         g = functional.unwrap(g)
                     grads.append(g)
+                writes.record()
         finally:
             session.trace.phase = "forward"
         return Gradients(component, pattern, tangents, grads, phase)

@@ -54,7 +54,7 @@ class Layouts:
             self.pending.setdefault(id(other), (other, look))
         functional.sync(t)
         now = geometry_of(t)
-        if now == before or now.size != before.size or t.numel() == 0:
+        if now == before or now.size != before.size:
             return
         if any(s == 0 and n > 1 for s, n in zip(before.stride, before.size, strict=True)):
             return
@@ -113,6 +113,9 @@ def _from_base(t: Tensor, base: Tensor) -> Tensor | None:
 
 def _laid_out(held: Tensor, g: Geometry) -> Tensor:
     with functional.below():
+        if held.numel() == 0:  # nothing to copy, but an offset is visible all the same
+            room = torch.empty(g.offset, dtype=held.dtype, device=held.device)
+            return torch.as_strided(room, g.size, g.stride, g.offset)
         if g.offset:
             length = g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
             room = torch.empty(length, dtype=held.dtype, device=held.device)

@@ -35,6 +35,7 @@ _NEEDS_VALUE = {
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
+_DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
 
 
 _KEEPS_NO_STRIDES = {
@@ -84,6 +85,8 @@ class Lift(TorchFunctionMode):
         given = args[0] if args else None
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given
+        if func in _DETACHES:
+            self.session.must_be_no_view(given)
         if self._cuts(func, given, args, kwargs):
             disguises.detach(given)
             return given
@@ -119,9 +122,9 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
-        if name == "__setitem__" and tensors_among((args[1],)):
-            name = "index_put_"
-        if len(written) == 1:
+        if name == "__setitem__":
+            name = _check_item(*args)
+        elif len(written) == 1:
             check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
         records = self.session.trace.records
         before = len(records)
@@ -148,6 +151,20 @@ class Lift(TorchFunctionMode):
         if type(value) is dict:
             return {k: self._swap(v) for k, v in value.items()}
         return value
+
+
+def _check_item(t: Tensor, index: Any, value: Any) -> str:
+    """`t[index] = value` copies into a slice, if the index can be had as one; which op it amounts to."""
+    name, part = "index_put_", t
+    if not tensors_among((index,)):
+        with torch.no_grad():
+            part = t[index]
+        if functional.storage_key(part) == functional.storage_key(t):
+            name = "copy_"
+        else:
+            part = t
+    check_memory(name, part, tensors_among((index, value)))
+    return name
 
 
 def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -25,6 +25,7 @@ from aheadgrad.errors import CaptureError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import is_view
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 
@@ -47,6 +48,7 @@ class Session:
         self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
         self.members: list[Member] = []
+        self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
@@ -95,6 +97,11 @@ class Session:
         self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
         return entrance
 
+    def look(self, t: Tensor) -> Geometry:
+        """What a tensor looks like in eager, whatever the recorded ops made of it."""
+        found = self.looks.get(id(t))
+        return self.layouts.look(t) if found is None else found
+
     def entrance_of(self, seen: Tensor) -> Entrance | None:
         return self._by_seen.get(id(seen))
 
@@ -123,6 +130,15 @@ class Session:
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out
+
+    def must_be_no_view(self, seen: Tensor) -> None:
+        """Before `x.detach_()`: an input that is a view enters without its base, but eager knows."""
+        entrance = self.entrance_of(seen)
+        if entrance is None:
+            return
+        if is_view(entrance.real):
+            raise RuntimeError("Can't detach views in-place. Use detach() instead.")
+        self.no_views.append(entrance)
 
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""

@@ -163,6 +163,8 @@ class _Group:
         if t is root_tensor:
             return IsRoot(root)
         made = self._view_recipe(root_tensor, t)
+        if made == Recipe():  # looks just like its root, but is another tensor
+            made = Recipe((Step(torch.ops.aten.alias.default, ()),))
         meta = creation_meta(t)
         implied = any(step.part is not None or step.without_grad for step in made.steps)
         implied |= meta == CreationMeta.NO_GRAD_MODE

@@ -49,7 +49,7 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
             return Recipe(steps)
     if source.dtype != target.dtype or source.is_conj() != target.is_conj():
         raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
-    return Recipe(geometry=geometry_of(target))
+    return Recipe(geometry=session.look(target))
 
 
 def _steps(
@@ -57,17 +57,28 @@ def _steps(
 ) -> tuple[Step, ...] | None:
     """The recorded view ops, or None when they do not lead to the target's sizes and strides."""
     if not wanted:
-        return () if geometry_of(source) == geometry_of(target) else None
-    start: FakeTensor = session.fake(source)
+        return () if session.look(source) == session.look(target) else None
+    start = _start(session, source)
     log = _StepLog(session.mode)
     try:
         with functional.outside(), log:
             end = functional.replay_steps(start, wanted)
     except RuntimeError:
         return None
-    if geometry_of(end) != geometry_of(target) or end.dtype != target.dtype:
+    if geometry_of(end) != session.look(target) or end.dtype != target.dtype:
         return None
     return _chain(log.calls, start, end)
+
+
+def _start(session: Session, source: Tensor) -> FakeTensor:
+    """The source as it will look at run time: a recorded write may have made it denser than it is."""
+    look = session.look(source)
+    if look == geometry_of(source):
+        return session.fake(source)
+    with functional.outside():
+        length = look.offset + 1 + sum((max(n, 1) - 1) * s for n, s in zip(look.size, look.stride, strict=True))
+        room = torch.empty(length, dtype=source.dtype, device="meta")
+        return FakeTensor(session.mode, room.as_strided(look.size, look.stride, look.offset).detach(), source.device)
 
 
 def _chain(calls: list[Any], start: Tensor, end: Tensor) -> tuple[Step, ...] | None:

@@ -90,9 +90,18 @@ def _concerned(
             return []
         special = creation_meta(only) != CreationMeta.DEFAULT and fact.version_bumps > 0
         return tensors if special or fact.geometry is not None else []
-    if any(t is not c and (hands_out_parts or _overlap(t, c)) for c in changed for t in tensors):
+    if any(
+        t is not c and (hands_out_parts or _remembers_version(t) or _overlap(t, c))
+        for c in changed
+        for t in tensors
+    ):
         return tensors
     return []
+
+
+def _remembers_version(t: Tensor) -> bool:
+    """Part of a `split`, or made under no_grad: refuses to be used once the counter has moved on."""
+    return is_view(t) and t.requires_grad and bool(creation_meta(t) != CreationMeta.DEFAULT)
 
 
 def _changes(fact: InputFacts) -> bool:

@@ -222,6 +222,8 @@ class GuardWriter:
         if depends_on_offsets(self.captured):
             for name, e in zip(inputs, session.entrances, strict=False):
                 self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
+        for entrance in session.no_views:
+            self._unless(f"not {self._find(entrance.real)}._is_view()")
         changed = any(f.data_changed or f.storage_changed for f in facts.inputs)
         for name, member in zip(inputs[len(session.entrances) :], session.members, strict=False):
             base = base_of(member.real) if not member.is_root else None

@@ -66,7 +66,11 @@ def _outputs_with(by_exit: list[set[int]], key: int) -> tuple[int, ...]:
 
 
 def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
-    """Inputs changed in sight of autograd whose new value (or the memory behind it) is saved."""
+    """Inputs whose new value (or the memory behind it) is saved, and that are not saved themselves.
+
+    Those changed in sight of autograd, and those changed through `.data`: what an in-place op on a
+    view saved is hidden from `_saved_storages`, so the values that we save have to tell.
+    """
     changed = [
         f for f in captured.facts.inputs if f.data_changed or f.geometry is not None or f.storage_changed
     ]
@@ -78,7 +82,7 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
         for fact, e in zip(changed, exits, strict=True)
         if fact.index >= 0
         and fact.data_changed
-        and fact.history_changed
+        and (fact.history_changed or not fact.version_bumps)
         and id(view_source(captured, e.value)) in sources
     ]
 
@@ -98,11 +102,10 @@ def _saved_storages(nodes: set[Any]) -> set[int]:
             except RuntimeError:
                 continue
             _add(value, keys)
-        if hasattr(node, "saved_tensors"):
-            try:
-                _add(node.saved_tensors, keys)
-            except RuntimeError:
-                continue
+        try:
+            _add(getattr(node, "saved_tensors", ()), keys)
+        except RuntimeError:
+            continue
     return keys
 
 
