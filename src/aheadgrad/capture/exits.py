@@ -11,7 +11,7 @@ from aheadgrad.capture.forward import Forward
 from aheadgrad.capture.session import Session
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, IsRoot, ViewOf
-from aheadgrad.program.slots import Slot, UpdatedInput, UserOutput, ViewBase
+from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer import functional
 
 
@@ -35,8 +35,11 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
             continue
         given = session.entrances[fact.index] if fact.index >= 0 else session.members[-1 - fact.index]
         current = session.disguises.current(given.seen)
-        tracked = fact.data_changed and fact.history_changed and not fact.storage_changed
+        tracked = fact.data_changed and fact.history_changed
         exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
+        if fact.old_memory_changed:
+            shadow = session.shadow_of(session.entrances[fact.index])
+            exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
     for j, traced in enumerate(forward.outputs):
         exits.append(Exit(UserOutput(j), traced, _value(traced), _carries_gradient(facts, j)))
     for k, traced in enumerate(aliases.bases):

@@ -217,6 +217,8 @@ def _explained(error: Exception) -> Exception:
         return error
     if "INTERNAL ASSERT FAILED" in str(error):
         return FallbackError("autograd cannot replay the views of this function")
+    if "cannot mutate tensors with frozen storage" in str(error):
+        return FallbackError("memory that an input had before set_ is written to")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     if isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error):

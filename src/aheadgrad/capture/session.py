@@ -140,6 +140,10 @@ class Session:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         self.no_views.append(entrance)
 
+    def shadow_of(self, entrance: Entrance) -> Tensor | None:
+        """An alias of the memory that an input had at first, where it may have left it."""
+        return next((s for e, s in self.shadows if e is entrance), None)
+
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""
         entrance = self.entrance_of(seen)

@@ -36,6 +36,8 @@ def kept_inside(facts: Facts, *, keep: bool) -> frozenset[int]:
 def _can_stay(fact: InputFacts) -> bool:
     if fact.index < 0 or fact.history_changed or fact.history_dropped:
         return False
+    if fact.final_bytes is not None:
+        return False  # emptied at the very end, after its update
     if fact.storage_changed:
         return True
     return fact.data_changed and fact.geometry is None
@@ -75,6 +77,8 @@ def copies(session: Session, facts: Facts, kept: frozenset[int]) -> list[tuple[T
     for fact in facts.inputs:
         if fact.index < 0 or fact.index in kept or fact.storage_changed:
             continue
+        if fact.final_bytes is not None:
+            continue  # its memory comes and goes: there may be nothing to copy yet
         entrance = session.entrances[fact.index]
         if fact.data_changed and session.disguises.current(entrance.seen).requires_grad:
             found.append((entrance.value, aten.clone.default))

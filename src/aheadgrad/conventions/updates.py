@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aheadgrad.facts.facts import Geometry, InputFacts
-from aheadgrad.program.slots import UpdatedInput
-from aheadgrad.torchlayer.autograd import set_version
+from aheadgrad.program.slots import OldMemory, UpdatedInput
+from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
+from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.assemble import Assembly
@@ -31,6 +32,10 @@ def any_tracked(a: Assembly) -> bool:
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
     for fact in a.facts.inputs:
+        if fact.index in a.in_graph_updates and fact.adopts is not None:
+            # The graph adopts a copy; in eager both inputs live in one memory from now on.
+            _emit_adoption(script, a, fact, a.input_names[fact.index], None)
+            _emit_bump(script, a.input_names[fact.index], -1 if not a.inference else 0)
         if fact.index in a.in_graph_updates or fact.history_changed or fact.history_dropped:
             continue
         _emit_update(script, a, fact)
@@ -51,12 +56,14 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
     if fact.storage_changed:
-        script.line(f"{target}.set_({new})")
-    else:
-        if fact.geometry is not None:
-            script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
-        if fact.data_changed:
-            script.line(f"{target}.copy_({new})")
+        _emit_adoption(script, a, fact, target, new)
+    elif fact.geometry is not None:
+        script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
+    if fact.data_changed and (not fact.storage_changed or fact.history_changed):
+        script.line(f"{target}.copy_({new})")
+    if fact.final_bytes is not None:
+        resize = script.names.name(RESIZE_STORAGE, "resize_storage")
+        script.line(f"{resize}({target}, {fact.final_bytes})")
     if a.inference:
         return
     own = _own_bumps(fact)
@@ -70,10 +77,30 @@ def _emit_bump(script: Script, target: str, by: int) -> None:
         script.line(f"{name}({target}, {target}._version {'+' if by > 0 else '-'} {abs(by)})")
 
 
+def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, new: str | None) -> None:
+    """`x.set_(y)`: x takes over the memory of another input, or of a tensor made inside."""
+    if fact.old_memory_changed:
+        script.line(f"{target}.detach().copy_(r{a.old_memory[fact.index]})")
+    if fact.adopts is None:
+        source = f"{new}.detach()"
+    else:
+        g = fact.look
+        assert g is not None
+        source = f"{a.input_names[fact.adopts]}.untyped_storage(), "
+        source += ", ".join(script.names.literal(part) for part in (g.offset, g.size, g.stride))
+    if fact.history_changed:
+        set_grad = script.names.name(set_grad_enabled, "set_grad")
+        script.line(f"{set_grad}(False)")
+        script.line(f"{target}.set_({source})")
+        script.line(f"{set_grad}(True)")
+    else:
+        script.line(f"{target}.set_({source})")
+
+
 def _own_bumps(fact: InputFacts) -> int:
     """How often our own update moves the version counter."""
     if fact.storage_changed:
-        return 1
+        return 1 + (fact.data_changed and fact.history_changed)
     return (fact.geometry is not None) + fact.data_changed
 
 
@@ -91,9 +118,10 @@ def emit_watches(script: Script, a: Assembly) -> None:
     for node in a.nodes:
         if node.watches:
             watched = "".join(
-                f"({w.name}.detach(), {w.name}._version, {w.outputs}), " for w in node.watches
+                f"({w.name}.detach(), {w.name}._version, {w.outputs}), " for w in node.watches if w.name
             )
-            script.line(f"r{node.exits[0]}.grad_fn.watch = ({watched})")
+            once = next((w.outputs for w in node.watches if not w.name), ())
+            script.line(f"r{node.exits[0]}.grad_fn.watch = (({watched}), {once})")
 
 
 def _geometry(script: Script, g: Geometry) -> str:
@@ -120,3 +148,10 @@ def updated_exits(a: Assembly) -> dict[int, int]:
     for index, position in zip(changed, positions, strict=True):
         found[index] = position
     return found
+
+
+def old_memory_exits(a: Assembly) -> dict[int, int]:
+    """Input index -> position of what its former memory holds now."""
+    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, OldMemory)]
+    changed = [f.index for f in a.facts.inputs if f.old_memory_changed]
+    return dict(zip(changed, positions, strict=True))

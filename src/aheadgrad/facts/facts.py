@@ -20,7 +20,8 @@ class InputFacts:
     """What happened to one input.
 
     `history_changed`: autograd saw a change, so the update must be made in grad mode.
-    `version_bumps`: how often its version counter moved.
+    `version_bumps`: how often its version counter moved. `adopts`: the input whose memory it took
+    over with `set_`. `final_bytes`: the size to which its storage is resized at the end.
     """
 
     index: int
@@ -31,6 +32,10 @@ class InputFacts:
     history_dropped: bool = False
     becomes_leaf: bool | None = None
     version_bumps: int = 0
+    adopts: int | None = None
+    look: Geometry | None = None
+    old_memory_changed: bool = False
+    final_bytes: int | None = None
 
     @property
     def untouched(self) -> bool:

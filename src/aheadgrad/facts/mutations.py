@@ -14,6 +14,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, version
+from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 
 def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entrance: Entrance) -> InputFacts:
@@ -31,16 +32,44 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():
         raise FallbackError("an input is changed and as_strided_ shrinks or grows it")
+    storage_changed = moved and held is not value
     return InputFacts(
         index,
+        adopts=_adopted(session, entrance) if storage_changed else None,
+        look=session.layouts.look(current) if storage_changed else None,
+        old_memory_changed=storage_changed and _old_memory_changed(session, entrance),
+        final_bytes=_final_bytes(session, seen) if data_changed or storage_changed else None,
         data_changed=data_changed,
         geometry=geometry,
-        storage_changed=moved and held is not value,
+        storage_changed=storage_changed,
         history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,
         becomes_leaf=becomes_leaf,
         version_bumps=version(seen) - entrance.version,
     )
+
+
+def _adopted(session: Session, entrance: Entrance) -> int | None:
+    """The input whose memory an input has taken over."""
+    key = functional.storage_key(entrance.seen)
+    return next(
+        (i for i, e in enumerate(session.entrances) if e is not entrance and e.storage == key), None
+    )
+
+
+def _old_memory_changed(session: Session, entrance: Entrance) -> bool:
+    shadow = session.shadow_of(entrance)
+    return shadow is not None and functional.unwrap(shadow) is not entrance.value
+
+
+def _final_bytes(session: Session, seen: Tensor) -> int | None:
+    """An input that is written and then emptied: emptied last, after its update."""
+    held = functional.unwrap(seen)
+    for record in reversed(session.trace.records):
+        if record.target is RESIZE_STORAGE and record.args[0] is held and record.args[1] == 0:
+            record.keep = False
+            return 0
+    return None
 
 
 def member_facts(session: Session, k: int, member: Member) -> InputFacts:

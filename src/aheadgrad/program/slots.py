@@ -85,6 +85,16 @@ class UpdatedInput(Slot):
 
 
 @dataclass(frozen=True)
+class OldMemory(Slot):
+    """What the memory holds that an input had before `set_` gave it another."""
+
+    of: Slot
+
+    def describe(self) -> str:
+        return f"new content of the former memory of {self.of.describe()}"
+
+
+@dataclass(frozen=True)
 class UserOutput(Slot):
     index: int
 

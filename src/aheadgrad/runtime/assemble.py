@@ -64,6 +64,10 @@ class Assembly:
         return updates.updated_exits(self)
 
     @cached_property
+    def old_memory(self) -> dict[int, int]:
+        return updates.old_memory_exits(self)
+
+    @cached_property
     def input_names(self) -> dict[int, str]:
         """Names by input index; members of a shared base count down from -1."""
         names = {i: f"p{i}" for i in range(self.inputs)}

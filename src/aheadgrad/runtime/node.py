@@ -66,6 +66,8 @@ def _backward(
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
     saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
+    if count == sizes:  # asking for saved tensors would raise in a second backward, even if there are none
+        saved = "ctx.sizes" if sizes else "()"
     script.line(f"saved = {saved}")
     usual = backward.programs.get((backward.expected, None))
     if usual is not None:
@@ -110,16 +112,17 @@ def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) 
 
 def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
     """Tensors that eager saves and we do not; the caller must not have changed them since."""
-    if ctx.watch is None:
+    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
+    watched, once = ctx.watch
+    if watched is None and any(present[k] for k in once):
         raise RuntimeError(
             "Trying to backward through the graph a second time (or directly access saved tensors after "
             "they have already been freed). Specify retain_graph=True if you need to backward through "
             "the graph a second time."
         )
-    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] = ctx.watch
     if not keeps_graph():
-        ctx.watch = None
-    for tensor, expected, outputs in watched:
+        ctx.watch = None, once
+    for tensor, expected, outputs in watched or ():
         if tensor._version != expected and any(present[k] for k in outputs):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace "

@@ -27,7 +27,10 @@ _ATTRIBUTES: dict[type, list[str]] = {}
 
 @dataclass(frozen=True)
 class Watch:
-    """A tensor of the entry function, and the outputs (of the node) whose backward rests on it."""
+    """A tensor of the entry function, and the outputs (of the node) whose backward rests on it.
+
+    Without a name: the outputs whose backward works only once, because eager saves something for it.
+    """
 
     name: str
     outputs: tuple[int, ...]
@@ -58,7 +61,11 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
             continue
         if id(view_source(captured, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
-    return [Watch(name, outputs) for name, outputs in found.items() if outputs]
+    watched = [Watch(name, outputs) for name, outputs in found.items() if outputs]
+    once = tuple(k for k, i in enumerate(component.exits) if any(map(_saves, component.nodes_of[i])))
+    if once and (watched or not saved.tensors):
+        watched.append(Watch("", once))
+    return watched
 
 
 def _outputs_with(by_exit: list[set[int]], key: int) -> tuple[int, ...]:
@@ -91,12 +98,7 @@ def _saved_storages(nodes: set[Any]) -> set[int]:
     """The storages of everything that the recorded autograd nodes saved."""
     keys: set[int] = set()
     for node in nodes:
-        kind = type(node)
-        names = _ATTRIBUTES.get(kind)
-        if names is None:
-            names = [n for n in dir(kind) if n.startswith("_saved_")]
-            _ATTRIBUTES[kind] = names
-        for name in names:
+        for name in _attributes(node):
             try:
                 value = getattr(node, name)
             except RuntimeError:
@@ -107,6 +109,27 @@ def _saved_storages(nodes: set[Any]) -> set[int]:
         except RuntimeError:
             continue
     return keys
+
+
+def _attributes(node: Any) -> list[str]:
+    kind = type(node)
+    names = _ATTRIBUTES.get(kind)
+    if names is None:
+        names = [n for n in dir(kind) if n.startswith("_saved_")]
+        _ATTRIBUTES[kind] = names
+    return names
+
+
+def _saves(node: Any) -> bool:
+    """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
+    if type(node).__name__ == "CopySlices":
+        return True
+    try:
+        values = [getattr(node, name) for name in _attributes(node)]
+        values += getattr(node, "saved_tensors", ())
+    except RuntimeError:  # there is a saved tensor, though it was changed since
+        return True
+    return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
 
 
 def _add(value: Any, keys: set[int]) -> None:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 _views = torch._C._functionalization
 
+RESIZE_STORAGE = torch.ops.inductor.resize_storage_bytes_.default
 wrap = torch._to_functional_tensor
 unwrap = torch._from_functional_tensor
 is_wrapped = torch._is_functional_tensor
