@@ -155,16 +155,28 @@ class Lift(TorchFunctionMode):
 
 def _check_item(t: Tensor, index: Any, value: Any) -> str:
     """`t[index] = value` copies into a slice, if the index can be had as one; which op it amounts to."""
-    name, part = "index_put_", t
     if not tensors_among((index,)):
         with torch.no_grad():
             part = t[index]
-        if functional.storage_key(part) == functional.storage_key(t):
-            name = "copy_"
-        else:
-            part = t
-    check_memory(name, part, tensors_among((index, value)))
-    return name
+            if functional.storage_key(part) == functional.storage_key(t):
+                check_memory("copy_", part, _copied(value, part))
+                return "copy_"
+    check_memory("index_put_", t, tensors_among((index, value)))
+    return "index_put_"
+
+
+def _copied(value: Any, part: Tensor) -> list[Tensor]:
+    """What a slice is copied from: a tensor of the slice's size. Single numbers are safe anywhere."""
+    if not isinstance(value, Tensor) or (value.dim() == 0 and part.dim() > 0):
+        return []
+    while value.dim() > part.dim() and value.size(0) == 1:
+        value = value[0]
+    try:
+        spread = value.expand(part.size())
+    except RuntimeError:  # does not fit, as the assignment itself will say
+        return []
+    repeats = any(s == 0 and n > 1 for s, n in zip(spread.stride(), spread.size(), strict=True))
+    return [] if repeats else [spread]
 
 
 def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -109,7 +109,9 @@ def emit_versions(script: Script, a: Assembly) -> None:
     if a.inference:
         return
     for fact in a.facts.inputs:
-        if fact.index >= 0 and fact.index not in a.in_graph_updates and fact.history_changed:
+        if fact.index in a.in_graph_updates:
+            _emit_bump(script, a.input_names[fact.index], fact.version_bumps - 1)  # one is the graph's
+        elif fact.index >= 0 and fact.history_changed:
             _emit_bump(script, a.input_names[fact.index], fact.version_bumps)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
@@ -44,11 +45,9 @@ class OpCache:
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return self._compute(func, types, args, kwargs)
-        except (ValueError, IndexError) as error:
-            if isinstance(error, IndexError) and "list" not in str(error):
-                raise
-            # Python references raise these where kernels raise RuntimeError.
-            raise RuntimeError(*error.args) from error
+        except (ValueError, IndexError):
+            # Some Python references fail where kernels do not, or with another type of error.
+            return self._without_references(func, args, kwargs)
         except RuntimeError as error:
             if "cannot be applied to a 0-dim tensor" in str(error):
                 raise IndexError(*error.args) from error
@@ -76,6 +75,24 @@ class OpCache:
         else:
             self.specs[key] = spec
         return out
+
+    def _without_references(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op on tensors without data: the kernel's own checks and results."""
+        device: list[torch.device] = []
+
+        def bare(value: Any) -> Any:
+            if not isinstance(value, FakeTensor):
+                return value
+            device.append(value.fake_device)
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
+
+        bare_args, bare_kwargs = pytree.tree_map(bare, (args, kwargs))
+        out = func(*bare_args, **bare_kwargs)
+
+        def fake(value: Any) -> Any:
+            return FakeTensor(self.mode, value, device[0]) if isinstance(value, Tensor) else value
+
+        return pytree.tree_map(fake, out)
 
     def _make(self, spec: Any, args: tuple[Any, ...]) -> Any:
         if type(spec) is _TensorSpec:

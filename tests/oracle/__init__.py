@@ -1,0 +1,1 @@
+"""Whole behaviours, compared with eager."""
