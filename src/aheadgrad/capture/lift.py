@@ -35,6 +35,7 @@ _NEEDS_VALUE = {
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
+_SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
 
 
@@ -132,6 +133,8 @@ class Lift(TorchFunctionMode):
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
             looks.written(t, geometry, siblings)
+            if name in _SAVE_FOR_SIZES:
+                self.session.note_hidden(t, tensors_among(args[1:]))
         return out
 
     def _swap_all(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -172,11 +175,9 @@ def _copied(value: Any, part: Tensor) -> list[Tensor]:
     while value.dim() > part.dim() and value.size(0) == 1:
         value = value[0]
     try:
-        spread = value.expand(part.size())
+        return [value.expand(part.size())]
     except RuntimeError:  # does not fit, as the assignment itself will say
         return []
-    repeats = any(s == 0 and n > 1 for s, n in zip(spread.stride(), spread.size(), strict=True))
-    return [] if repeats else [spread]
 
 
 def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

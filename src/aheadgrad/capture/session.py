@@ -25,7 +25,7 @@ from aheadgrad.errors import CaptureError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import is_view
+from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 
@@ -48,6 +48,7 @@ class Session:
         self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
         self.members: list[Member] = []
+        self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
@@ -143,6 +144,12 @@ class Session:
     def shadow_of(self, entrance: Entrance) -> Tensor | None:
         """An alias of the memory that an input had at first, where it may have left it."""
         return next((s for e, s in self.shadows if e is entrance), None)
+
+    def note_hidden(self, written: Tensor, others: list[Tensor]) -> None:
+        """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
+        base = base_of(written) if is_view(written) and written.requires_grad else None
+        if base is not None and base.grad_fn is not None:
+            self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
 
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""

@@ -37,6 +37,7 @@ class NodeCall:
     saved: list[str]
     sizes: list[str]
     targets: list[Any]
+    direct: bool = False
     watches: list[Any] = field(default_factory=list)
 
 
@@ -79,7 +80,10 @@ def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
     """The entry function `entry(*inputs) -> list of flat outputs`, and its source."""
     script = Script("entry", a.names)
     params = [f"p{i}" for i in range(a.inputs)]
-    _forward_section(script, a, params)
+    if any(node.direct for node in a.nodes):
+        _direct_section(script, a, params)
+    else:
+        _forward_section(script, a, params)
     updates.emit_leaves(script, a)
     outputs.emit_inner_leaves(script, a)
     if a.nodes or not a.inference:
@@ -90,6 +94,13 @@ def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
     returned = outputs.expressions(a)
     script.line(f"return {a.returns(returned) if a.returns else '[' + ', '.join(returned) + ']'}")
     return script.function(", ".join([*params, *a.members]))
+
+
+def _direct_section(script: Script, a: Assembly, params: list[str]) -> None:
+    """One node does it all; what remains is to put the outputs into the user's structure."""
+    (node,) = a.nodes
+    outs = ", ".join(result_name(i) for i in node.exits)
+    script.line(f"{outs} = {script.names.name(node.apply, 'apply')}({', '.join(params)})")
 
 
 def result_name(i: int) -> str:
@@ -150,6 +161,8 @@ def _graded_sections(script: Script, a: Assembly) -> None:
 
 def _emit_graded(script: Script, a: Assembly) -> None:
     for node in a.nodes:
+        if node.direct:
+            return
         outs = ", ".join(result_name(i) for i in node.exits)
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)

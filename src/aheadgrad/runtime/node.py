@@ -7,6 +7,7 @@ what the backward needs, and hands tangents to the backward.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,12 +29,20 @@ def make_node(
     number: int,
     watched: bool,
     failure: Failure | None = None,
+    direct: Direct | None = None,
 ) -> tuple[Callable[..., Any], str]:
-    """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source."""
+    """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
+
+    A direct node runs the forward program itself: `apply(*inputs) -> outs`.
+    """
     names = Namespace()
-    forward, forward_source = _forward(names, outputs, saved, sizes)
+    if direct is not None:
+        forward, forward_source = direct.write(names)
+    else:
+        forward, forward_source = _forward(names, outputs, saved, sizes)
+    arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        run, backward_source = _backward(names, backward, outputs, sizes, saved + sizes, watched)
+        run, backward_source = _backward(names, backward, outputs, sizes, saved + sizes, watched, arrange)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
     node = type(
@@ -42,6 +51,63 @@ def make_node(
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
     return bare_apply(node), forward_source + "\n" + backward_source
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Where gradients stand among the values that a backward returns.
+
+    Behind three values that are no tensors; or, for a direct node, at the places of its inputs.
+    """
+
+    positions: tuple[int, ...] | None = None
+    inputs: int = 0
+
+    def text(self, grads: list[str]) -> str:
+        if self.positions is None:
+            return f"(None, None, None, {''.join(f'{g}, ' for g in grads)})"
+        places = ["None"] * self.inputs
+        for position, grad in zip(self.positions, grads, strict=True):
+            places[position] = grad
+        return f"({''.join(f'{p}, ' for p in places)})"
+
+    def spread(self, grads: list[Any]) -> tuple[Any, ...]:
+        if self.positions is None:
+            return (None, None, None, *grads)
+        places: list[Any] = [None] * self.inputs
+        for position, grad in zip(self.positions, grads, strict=True):
+            places[position] = grad
+        return tuple(places)
+
+
+@dataclass(frozen=True, eq=False)
+class Direct:
+    """A node that runs the program itself: for calls that do nothing but compute.
+
+    Inside a node's forward grad mode is off anyway, and nothing has to be carried over.
+    """
+
+    inline: Callable[[Script, list[str]], list[str]]
+    inputs: tuple[str, ...]
+    positions: tuple[int, ...]
+    results: int
+    views: frozenset[int]
+    saved: tuple[str, ...]
+    outputs: int
+
+    def write(self, names: Namespace) -> tuple[Any, str]:
+        script = Script("node_forward", names)
+        values = self.inline(script, list(self.inputs))
+        script.line(f"{''.join(f'r{i}, ' for i in range(self.results))}= {', '.join(values)},")
+        for i in sorted(self.views):
+            script.line(f"r{i} = r{i}.detach()")
+        if self.outputs > 1:
+            script.line("ctx.set_materialize_grads(False)")
+        if self.saved:
+            script.line(f"ctx.save_for_backward({', '.join(self.saved)})")
+        outs = [f"r{i}" for i in range(self.outputs)]
+        script.line(f"return {outs[0] if len(outs) == 1 else ', '.join(outs)}")
+        return script.function(", ".join(["ctx", *self.inputs]))
 
 
 def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[Any, str]:
@@ -56,7 +122,13 @@ def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[An
 
 
 def _backward(
-    names: Namespace, backward: Backward, outputs: int, sizes: int, count: int, watched: bool
+    names: Namespace,
+    backward: Backward,
+    outputs: int,
+    sizes: int,
+    count: int,
+    watched: bool,
+    arrange: Arrangement,
 ) -> tuple[Any, str]:
     script = Script("node_backward", names)
     tangents = [f"t{i}" for i in range(outputs)]
@@ -78,24 +150,25 @@ def _backward(
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
         with script.block(f"if {' and '.join(tests)}:"):
-            _usual(script, usual, tangents, count)
+            _usual(script, usual, tangents, count, arrange)
     joined = ", ".join(tangents) + ","
-    script.line(f"return (None, None, None, *{names.name(backward, 'find_backward')}.run(saved, ({joined})))")
+    found = f"{names.name(backward, 'find_backward')}.run(saved, ({joined}))"
+    script.line(f"return {names.name(arrange, 'arrange')}.spread({found})")
     return script.function(f"ctx, {', '.join(tangents)}")
 
 
-def _usual(script: Script, run: Any, tangents: list[str], saved: int) -> None:
+def _usual(script: Script, run: Any, tangents: list[str], saved: int, arrange: Arrangement) -> None:
     """All tangents are there and laid out as expected: the program's own lines, where it has them."""
     inline = getattr(run, "inline", None)
     if inline is None:
         call = f"{script.names.name(run, 'backward')}([*saved, {', '.join(tangents)}])"
-        script.line(f"return (None, None, None, *{call})")
+        script.line(f"return {script.names.name(arrange, 'arrange')}.spread({call})")
         return
     places = [f"s{i}" for i in range(saved)]
     if places:
         script.line(f"{', '.join(places)}, = saved")
     results = inline(script, [*places, *tangents])
-    script.line(f"return (None, None, None, {''.join(f'{r}, ' for r in results)})")
+    script.line(f"return {arrange.text(results)}")
 
 
 def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import CaptureError, InvalidProgram
-from aheadgrad.facts.facts import InputFacts
+from aheadgrad.facts.facts import Fresh, InputFacts
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms, backward_program
 from aheadgrad.program.slots import UpdatedInput
@@ -23,7 +23,7 @@ from aheadgrad.runtime.arrange import arranged
 from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace
-from aheadgrad.runtime.node import make_node
+from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import SizedBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
@@ -92,6 +92,7 @@ def _node(
         return _make_backward(captured, options, component, saved, known, pattern, state)
 
     watched = watches(captured, component, saved)
+    direct = find_direct(captured, split, compiled.forward, component, watched)
     runs = _backward(captured, component, expected, known, make)
     apply, source = make_node(
         runs,
@@ -102,10 +103,19 @@ def _node(
         number,
         bool(watched),
         Failure(captured.failures[number]) if number in captured.failures else None,
+        direct,
     )
     tensor_names = [_saved_name(captured, split, component, s) for s in saved.tensors]
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
-    call = NodeCall(apply, component.exits, tensor_names, size_names, component.targets, watched)
+    call = NodeCall(
+        apply,
+        component.exits,
+        tensor_names,
+        size_names,
+        component.targets,
+        direct is not None,
+        watched,
+    )
     return call, source
 
 
@@ -210,3 +220,36 @@ def _view_results(captured: Captured) -> frozenset[int]:
             found.add(i)
         seen.add(id(e.value))
     return frozenset(found)
+
+
+def find_direct(
+    captured: Captured, split: SplitPrograms, forward: Any, component: Component, watched: list[Any]
+) -> Direct | None:
+    """The direct form of the only node, for a call that has nothing to do around its program."""
+    session = captured.session
+    inline = getattr(forward, "inline", None)
+    plain = (
+        inline is not None
+        and captured.forward.grad_mode_before
+        and captured.autocast is None
+        and not (watched or session.members or captured.scalars or captured.facts.roots)
+        and not split.all_saved.sizes
+        and len(captured.joint.components) == 1
+        and component.exits == list(range(len(captured.exits)))
+        and all(t.kind == "input" for t in component.targets)
+        and all(f.untouched for f in captured.facts.inputs)
+        and captured.facts.ambient.grad_mode_after is None
+        and all(isinstance(f, Fresh) and f.geometry is None for f in captured.facts.outputs)
+    )
+    if not plain or not component.targets:
+        return None
+    saved = tuple(_saved_name(captured, split, component, s) for s in split.saved[0].tensors)
+    return Direct(
+        inline,
+        tuple(f"p{i}" for i in range(len(session.entrances))),
+        tuple(t.index for t in component.targets),
+        len(split.forward.signature.outputs),
+        _view_results(captured),
+        saved,
+        len(component.exits),
+    )

@@ -22,6 +22,8 @@ from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 
+# Their recorded formula does without the result, as it may not look for zeros in the input.
+_RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
 _ATTRIBUTES: dict[type, list[str]] = {}
 
 
@@ -38,7 +40,7 @@ class Watch:
 
 def watches(captured: Captured, component: Component, saved: SavedSet) -> list[Watch]:
     """Tensors whose version the node has to remember."""
-    by_exit = [_saved_storages(component.nodes_of[i]) for i in component.exits]
+    by_exit = [_saved_storages(captured, component.nodes_of[i]) for i in component.exits]
     sources = {id(view_source(captured, s.value)) for s in saved.tensors}
     found: dict[str, tuple[int, ...]] = {}
     offset = len(captured.forward.number_slots)
@@ -94,21 +96,29 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
     ]
 
 
-def _saved_storages(nodes: set[Any]) -> set[int]:
+def _saved_storages(captured: Captured, nodes: set[Any]) -> set[int]:
     """The storages of everything that the recorded autograd nodes saved."""
     keys: set[int] = set()
     for node in nodes:
+        keys |= captured.session.hidden.get(node, set())
         for name in _attributes(node):
             try:
                 value = getattr(node, name)
             except RuntimeError:
                 continue
             _add(value, keys)
+            if name == "_saved_result" and type(node).__name__ in _RESULT_NOT_USED:
+                _check_unchanged(captured, value)
         try:
             _add(getattr(node, "saved_tensors", ()), keys)
         except RuntimeError:
             continue
     return keys
+
+
+def _check_unchanged(captured: Captured, result: Any) -> None:
+    if isinstance(result, Tensor) and storage_key(result) in captured.session.layouts.touched:
+        raise FallbackError("the result of a product is changed behind autograd's back")
 
 
 def _attributes(node: Any) -> list[str]:

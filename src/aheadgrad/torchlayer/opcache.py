@@ -87,7 +87,12 @@ class OpCache:
             return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=_META)
 
         bare_args, bare_kwargs = pytree.tree_map(bare, (args, kwargs))
-        out = func(*bare_args, **bare_kwargs)
+        try:
+            out = func(*bare_args, **bare_kwargs)
+        except (ValueError, IndexError) as error:
+            if isinstance(error, IndexError) and not str(error).startswith("list"):
+                raise
+            raise RuntimeError(*error.args) from error
 
         def fake(value: Any) -> Any:
             return FakeTensor(self.mode, value, device[0]) if isinstance(value, Tensor) else value
