@@ -20,7 +20,7 @@ from aheadgrad.capture.session import Session
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view, set_creation_meta
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
@@ -192,8 +192,6 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             session.looks[id(value)] = session.layouts.look(value)
     for value in flat:
         if isinstance(value, Tensor):
-            if is_view(value):  # its base may leave the program too, and views are made from it
-                session.layouts.settle(base_of(value))
             session.layouts.settle(value)
             functional.sync(value)
 

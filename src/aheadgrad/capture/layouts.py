@@ -68,13 +68,12 @@ class Layouts:
     def settle(self, values: Any) -> None:
         """Gives back their look to those of the pending tensors that are about to be used."""
         if isinstance(values, Tensor):
+            base = base_of(values) if is_view(values) else None
+            if base is not None and id(base) in self.pending:  # first, as the view is taken from it
+                restore(*self.pending.pop(id(base)))
             found = self.pending.pop(id(values), None)
             if found is not None:
                 restore(*found)
-                return
-            base = base_of(values) if is_view(values) else None
-            if base is not None and id(base) in self.pending:
-                restore(*self.pending.pop(id(base)))
         elif isinstance(values, list | tuple):
             for value in values:
                 self.settle(value)

@@ -147,8 +147,24 @@ def set_item(t: Tensor, index: Any, value: Any) -> None:
         t[index] = value
 
 
+def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    """Windows that do not overlap, from views that a write can be undone through (unfold is none)."""
+    if t.dim() == 0 or not all(isinstance(n, int) for n in (*t.shape, size, step)) or not 0 < size <= step:
+        return t.unfold(dimension, size, step)
+    dim, length = dimension % t.dim(), t.size(dimension)
+    count = (length - size) // step + 1
+    if count < 1 or count * step > length:
+        return t.unfold(dimension, size, step)
+    whole = t if count * step == length else t.narrow(dim, 0, count * step)
+    windows = whole.unflatten(dim, (count, step))
+    if size < step:
+        windows = windows.narrow(dim + 1, 0, size)
+    return windows.movedim(dim + 1, -1)
+
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.batch_norm: _batch_norm,
+    torch.Tensor.unfold: _unfold,
     torch.dropout: _dropout,
     functional.dropout: _functional_dropout,
     torch.native_batch_norm: _native_batch_norm,

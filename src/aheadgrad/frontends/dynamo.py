@@ -9,6 +9,7 @@ the user's line and module that it came from.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -18,12 +19,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.errors import InvalidOption
+from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.torchlayer.fxmeta import preserved_node_meta
 
-_NAMES = [f.name for f in fields(Options) if f.name not in ("dynamic", "fallback", "max_entries")]
+_NAMES = [f.name for f in fields(Options) if f.name not in ("dynamic", "max_entries")]
 
 
 def backend(
@@ -44,10 +45,20 @@ def backend(
         with preserved_node_meta():
             return interpreter.run(*args)
 
-    run = compile_flat(gm, leaves, chosen, invoke).run
+    try:
+        run = compile_flat(gm, leaves, chosen, invoke).run
+    except FallbackError as error:
+        return _uncompiled(gm, error, chosen)
     if flat:
         return torch.compiler.disable(lambda *args: run(list(args)))
     return torch.compiler.disable(lambda *args: run(pytree.tree_leaves(args)))
+
+
+def _uncompiled(gm: fx.GraphModule, error: FallbackError, options: Options) -> Callable[..., Any]:
+    if options.fallback == "error":
+        raise error
+    warnings.warn(f"aheadgrad runs this graph uncompiled: {error.reason}.", FallbackWarning, stacklevel=3)
+    return torch.compiler.disable(gm.forward)
 
 
 def _options(given: dict[str, Any], mode: str | None) -> Options:

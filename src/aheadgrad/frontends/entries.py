@@ -23,7 +23,7 @@ from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.guards import GuardWriter
+from aheadgrad.frontends.guards import MISS, GuardWriter
 from aheadgrad.frontends.reach import reach_from
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
@@ -40,6 +40,7 @@ class Guarded:
     """An entry with its check."""
 
     check: Callable[..., Any]
+    call: Callable[..., Any]
     run: Callable[..., Any]
     entry: Entry
     source: str
@@ -54,15 +55,16 @@ class Compiled:
         self._module = fn if isinstance(fn, nn.Module) else None
         self.options = options
         self.entries: list[Guarded] = []
+        self._calls: list[Callable[..., Any]] = []
         self.fallbacks: dict[str, int] = {}
         self._lock = threading.RLock()
         self._full = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for guarded in self.entries:
-            inputs = guarded.check(args, kwargs)
-            if inputs is not None:
-                return guarded.run(*inputs)
+        for call in self._calls:
+            out = call(args, kwargs)
+            if out is not MISS:
+                return out
         return self._miss(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -103,6 +105,7 @@ class Compiled:
                 reason = "a property of the arguments cannot be checked"
                 return self._run_uncompiled(reason, args, kwargs)
             self.entries.append(guarded)
+            self._calls.append(guarded.call)
         return guarded.run(*inputs)
 
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,8 +160,8 @@ class Compiled:
         rehearse(entry.captured)
         flags = modules.training_flags(self._module) if self._module is not None else []
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, flags, reach_from(target))
-        check, check_source = writer.write()
-        return Guarded(check, entry.run, entry, check_source + "\n\n" + entry.source)
+        check, call, source = writer.write(entry.run)
+        return Guarded(check, call, entry.run, entry, source + "\n\n" + entry.source)
 
 
 def _is_input(value: Tensor, seen: set[int]) -> bool:

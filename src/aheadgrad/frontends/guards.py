@@ -27,6 +27,9 @@ from aheadgrad.torchlayer.guards import shape_check, tensor_check
 _SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
 
 
+MISS = object()
+
+
 class GuardWriter:
     """Writes the check of one entry."""
 
@@ -48,10 +51,21 @@ class GuardWriter:
         self.flags = flags
         self.reach = reach
         self.names = Namespace()
-        self.script = Script("check", self.names)
+        self.script = Script("call", self.names)
         self.where: dict[int, str] = {}
 
-    def write(self) -> tuple[Callable[..., Any], str]:
+    def write(self, run: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any], str]:
+        """The check, the check with the run behind it (`MISS` when it does not fit), and the source."""
+        inputs = self._conditions()
+        check = Script("check", self.names)
+        check.lines = [*self.script.lines, f"    return ({''.join(f'{name}, ' for name in inputs)})"]
+        self.script.line(f"return {self.names.name(run, 'entry')}({', '.join(inputs)})")
+        missing = self.names.name(MISS, "MISS")
+        self.script.lines = [x.replace("return None", f"return {missing}") for x in self.script.lines]
+        call, source = self.script.function("args, kwargs")
+        return check.function("args, kwargs")[0], call, source
+
+    def _conditions(self) -> list[str]:
         self._ambient()
         self._structure()
         for place in self.places:
@@ -61,8 +75,7 @@ class GuardWriter:
         inputs = self._inputs()
         self._tensors(inputs)
         self._memory(inputs)
-        self.script.line(f"return ({''.join(f'{name}, ' for name in inputs)})")
-        return self.script.function("args, kwargs")
+        return inputs
 
     def _unless(self, condition: str) -> None:
         with self.script.block(f"if not ({condition}):"):
