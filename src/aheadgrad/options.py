@@ -13,6 +13,8 @@ from aheadgrad.errors import InvalidOption
 class Options:
     """What `compile` was asked for.
 
+    A partition function (`partition`) is given one joint graph, so it implies `one_node`: one node
+    for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it.
@@ -31,5 +33,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
+        if callable(self.partition):
+            object.__setattr__(self, "one_node", True)
+        elif self.partition != "default":
+            raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
         if self.dynamic not in (None, True, False):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")

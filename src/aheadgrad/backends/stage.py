@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aheadgrad.backends.eager import Boxed
 from aheadgrad.backends.registry import compile_program
 from aheadgrad.options import Options
-from aheadgrad.partition.stage import SplitPrograms
+from aheadgrad.partition.split import SplitPrograms
 
 
 @dataclass(eq=False)

@@ -1,6 +1,8 @@
 """Cutting a program out of a trace: from these inputs to these outputs, and nothing else.
 
-    cut(trace, "forward", inputs=[Port(slot, value, "primals_1")], outputs=[(slot, value)])
+    cutter.cut("forward", [Port(slot, value, "primals_1")], [(slot, value)])
+
+Names are those that FX would have given to the ops in the order in which they ran.
 """
 
 from __future__ import annotations
@@ -199,7 +201,6 @@ class Cutter:
         )
         signature = Signature(tuple(p.slot for p in inputs), tuple(slot for slot, _ in outputs))
         return Program(role, build.graph, signature, build.constants)
-
 
     def _due(self, writes: Sequence[Write]) -> list[tuple[int, Write]]:
         """Each write with the index of the record before which it stands.

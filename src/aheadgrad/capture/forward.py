@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.entrances import Member
 from aheadgrad.capture.origins import origin_of_error
@@ -213,6 +213,8 @@ def _explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
+    if type(error) is RuntimeError and str(error).startswith("index_copy_(): When source"):
+        return IndexError(str(error))  # as the kernel calls it; the fake one does not
     if "INTERNAL ASSERT FAILED" in str(error):
         return FallbackError("autograd cannot replay the views of this function")
     if "cannot mutate tensors with frozen storage" in str(error):

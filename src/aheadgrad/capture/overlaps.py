@@ -14,6 +14,7 @@ from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.trace import Record
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dispatch import is_view_op
 
 _NO_OVERLAP_AT_ALL = {
     "index_put_",
@@ -59,7 +60,7 @@ def check_casts(name: str, records: list[Record]) -> None:
     """`x.add_(z)` with a complex z and a real x: eager refuses to drop the imaginary part."""
     if name in _CASTS_FREELY or not records:
         return
-    last = records[-1]
+    last = next((r for r in reversed(records) if not is_view_op(r.target)), records[-1])
     if last.target is torch.ops.aten._to_copy.default and isinstance(last.out, Tensor):
         before, after = last.args[0].dtype, last.out.dtype
         if not torch.can_cast(before, after):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace

@@ -159,7 +159,10 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
     windows = whole.unflatten(dim, (count, step))
     if size < step:
         windows = windows.narrow(dim + 1, 0, size)
-    return windows.movedim(dim + 1, -1)
+    windows = windows.movedim(dim + 1, -1)
+    strides = [s * step if d == dim else s for d, s in enumerate(t.stride())]
+    alike = list(windows.stride()) == [*strides, t.stride(dim)]  # dimensions of size one may differ
+    return windows if alike else t.unfold(dimension, size, step)
 
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {

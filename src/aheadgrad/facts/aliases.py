@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.disguises import Parent
 from aheadgrad.capture.forward import Forward, is_given
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.errors import FallbackError
@@ -182,8 +183,10 @@ class _Group:
         session = self.forward.session
         hops = []
         current, parents = t, session.disguises.parents
-        while current is not root and id(current) in parents:
-            hops.append(parents[id(current)])
+        given = {id(m.seen) for m in session.members if base_of(m.seen) is root}
+        while current is not root and (id(current) in parents or id(current) in given):
+            hop = parents.get(id(current))  # an input that is a view came with its history
+            hops.append(Parent(current, root, True, root.requires_grad) if hop is None else hop)
             current = hops[-1].source
         modes = {hop.with_grad for hop in hops}
         if current is root and len(modes) > 1 and t.requires_grad:

@@ -71,9 +71,7 @@ def compile_flat(
     return _Runner(entry, places, args, _otherwise(fn, again)).write()
 
 
-def _otherwise(
-    fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None
-) -> Callable[..., list[Any]]:
+def _otherwise(fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
     warned = False
@@ -207,4 +205,5 @@ def _storage(name: str) -> str:
 
 
 def _is_state(entrance: Entrance) -> bool:
-    return isinstance(entrance.slot, Parameter | Buffer) or isinstance(entrance.real, nn.Parameter | nn.Buffer)
+    held = isinstance(entrance.slot, Parameter | Buffer)
+    return held or isinstance(entrance.real, nn.Parameter | nn.Buffer)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption
@@ -66,7 +66,7 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
     if unknown:
         raise InvalidOption(f"options={{{unknown[0]!r}: ...}} is not known; choose from {', '.join(_NAMES)}.")
     if mode is not None:
-        raise InvalidOption(f'mode={mode!r} is one of Inductor\'s; backend="aheadgrad" takes options={{...}}.')
+        raise InvalidOption(f"mode={mode!r} is one of Inductor's; this backend takes options={{...}}.")
     options = Options(**given)
     find_backend(options.backend)
     return options

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad import pipeline
 from aheadgrad.capture.rehearse import rehearse

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackError

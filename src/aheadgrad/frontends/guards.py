@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.function import Flat

@@ -82,7 +82,8 @@ def _saved(captured: Captured, forward: fx.GraphModule, exits: int) -> SavedSet:
                 'tensors, then sizes; each node needs its value in meta["val"].'
             )
         else:
-            tensors.append(SavedValue(value, node.name, "kept by the partition function", node.name in copies))
+            reason = "kept by the partition function"
+            tensors.append(SavedValue(value, node.name, reason, node.name in copies))
     return SavedSet(tuple(tensors), tuple(sizes))
 
 

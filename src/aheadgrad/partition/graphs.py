@@ -100,9 +100,7 @@ def _kept(
     return [n for n in ordered if n not in sizes], sizes
 
 
-def _extract(
-    graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any], allowed: set[fx.Node]
-) -> fx.Graph:
+def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any], allowed: set[fx.Node]) -> fx.Graph:
     """A graph of its own from `inputs` to `outputs`, in the joint graph's order and names."""
     made = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}

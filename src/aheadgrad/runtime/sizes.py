@@ -9,7 +9,6 @@ Generated code reads each symbol off an input before anything else happens to th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,12 @@ from torch import Tensor
 
 from aheadgrad.capture.joint import dense_strides
 from aheadgrad.errors import CaptureError
+from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.symbols import constant_of, expression, places, python_text
 
 if TYPE_CHECKING:
     from aheadgrad.capture.stage import Captured
-
-Run = Callable[[list[Any]], list[Any]]
 
 
 class SizeTexts:
@@ -62,7 +60,7 @@ class SizeTexts:
         return f"({python_text(expr)})"
 
 
-class SizedBackward:
+class SizedBackward(Backward):
     """The backward of a component with symbolic sizes: one program per set of present tangents.
 
     Tangents are given the layout that the program was recorded with (`orders` has, for each, its
@@ -76,13 +74,9 @@ class SizedBackward:
         make: Callable[[tuple[bool, ...], AutocastState | None], Run],
         fixed_autocast: bool,
     ) -> None:
-        self.expected = orders
-        self.make = make
-        self.fixed_autocast = fixed_autocast
-        self.programs: dict[Any, Run] = {}
+        super().__init__(orders, None, make, fixed_autocast)
         if compiled is not None:
             self.programs[((True,) * len(orders), None)] = compiled
-        self._lock = threading.RLock()
 
     def run(self, saved: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
         present = tuple(t is not None for t in tangents)

@@ -121,7 +121,7 @@ def _node(
 
 def _backward(
     captured: Captured, component: Component, expected: Any, known: Any, make: Callable[..., Any]
-) -> Backward | SizedBackward:
+) -> Backward:
     if not captured.has_symbols:
         return Backward(expected, known, make, captured.fixed_autocast)
 

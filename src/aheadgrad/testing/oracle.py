@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from aheadgrad.torchlayer.trees import tree_leaves
 
 from aheadgrad.testing.observe import Inputs, Raised
 from aheadgrad.testing.runs import Around, Record, Scenario, run

@@ -111,7 +111,7 @@ def symbolic_like(mode: FakeTensorMode, t: Tensor, source: str) -> FakeTensor:
 
     if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
         return fake_like(mode, t)
-    free = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * t.dim())
+    free: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * t.dim())
     size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
         t, ConstantSource(source), symbolic_context=free
     )

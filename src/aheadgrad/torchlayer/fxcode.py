@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import fx
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 
-def takes_two_lists(module: fx.GraphModule, first: list[Any], second: list[Any], outputs: tuple[Any, Any]) -> None:
+def takes_two_lists(
+    module: fx.GraphModule, first: list[Any], second: list[Any], outputs: tuple[Any, Any]
+) -> None:
     """Makes a flat graph callable as `module(primals, tangents) -> (outputs, gradients)`."""
     in_spec = pytree.tree_structure(((first, second), {}))
     out_spec = pytree.tree_structure(outputs)

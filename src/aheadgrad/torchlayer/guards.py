@@ -25,7 +25,7 @@ def tensor_check(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = 
     return check
 
 
-def _fixed(numbers: Any) -> list[int | None]:
+def _fixed(numbers: Any) -> Any:
     return [None if isinstance(n, torch.SymInt) else int(n) for n in numbers]
 
 

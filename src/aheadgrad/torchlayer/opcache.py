@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode

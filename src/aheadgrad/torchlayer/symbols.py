@@ -97,9 +97,7 @@ class SymbolNodes:
     `name` gives a size the same name in all graphs of one trace, `fresh` gives new ones.
     """
 
-    def __init__(
-        self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str]
-    ) -> None:
+    def __init__(self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str]) -> None:
         self.graph = graph
         self.name = name
         self.fresh = fresh

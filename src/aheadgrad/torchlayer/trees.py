@@ -1,11 +1,33 @@
-"""Tree specs of pytree, across torch releases."""
+"""Nested structures (torch's pytree): flattening, rebuilding, and specs across torch releases."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
+
+__all__ = [
+    "children",
+    "keystr",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_structure",
+    "tree_unflatten",
+]
+
 
 def children(spec: Any) -> list[Any]:
+    """The specs of a node's children."""
     if hasattr(type(spec), "children"):
         return list(spec.children())
     return list(spec.children_specs)
