@@ -67,8 +67,11 @@ class Written:
 class Cutter:
     """Cuts programs out of one trace; names are given once, in the order in which ops ran."""
 
-    def __init__(self, trace: Trace, copies: Iterable[tuple[Tensor, Any]] = ()) -> None:
+    def __init__(
+        self, trace: Trace, copies: Iterable[tuple[Tensor, Any]] = (), *, parts_first: bool = False
+    ) -> None:
         self.trace = trace
+        self.parts_first = parts_first  # parts of a result stand right after the op, used or not yet
         self.names = Names()
         self.named = 0
         self.copies = {
@@ -94,9 +97,8 @@ class Cutter:
         for _, record in sorted(new, key=lambda pair: (pair[0] in gradients, pair[0] in results, pair[0])):
             record.name = self.names.fresh(_base_name(record.target))
             if isinstance(record.out, list | tuple):
-                record.part_names = {
-                    k: self.names.fresh("getitem") for k, v in enumerate(record.out) if isinstance(v, Tensor)
-                }
+                names = [self.names.fresh("getitem") for _ in record.out]
+                record.part_names = {k: names[k] for k, v in enumerate(record.out) if isinstance(v, Tensor)}
         self.named = len(self.trace.records)
 
     def source(self, value: Tensor) -> Tensor:
@@ -187,11 +189,14 @@ class Cutter:
         wanted, touched = self.needed(roots, boundary, phases, given)
         build = _Builder(self)
         build.place_inputs(inputs, touched)
+        if self.parts_first:
+            used = [t for i in wanted for t in self.trace.records[i].tensors()]
+            build.used = {id(self.source(t)) for t in [*used, *roots] if isinstance(t, Tensor)}
         due = self._due(writes)
         for i in sorted(wanted):
             while due and due[0][0] <= i:
                 build.write(due.pop(0)[1])
-            build.record(self.trace.records[i])
+            build.record(self.trace.records[i], i)
         for _, write in due:
             build.write(write)
         build.graph.output(tuple(build.result(v) for _, v in outputs))
@@ -230,6 +235,7 @@ class _Builder:
         self.env: dict[int, fx.Node] = {}
         self.whole: dict[int, fx.Node] = {}
         self.written: dict[int, fx.Node] = {}
+        self.used: set[int] = set()
         self.constants: dict[str, Any] = {}
         self.symbols = SymbolNodes(self.graph, cutter.symbol_name, cutter.names.fresh)
 
@@ -251,7 +257,7 @@ class _Builder:
                 node.meta["val"] = port.value
                 self.env[id(port.value)] = node
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, index: int) -> None:
         args = self._argument(record.args)
         kwargs = {k: self._argument(v) for k, v in record.kwargs.items()}
         node = self.graph.create_node("call_function", record.target, args, kwargs, name=record.name)
@@ -264,6 +270,9 @@ class _Builder:
             self.symbols.learn_number(record.out, node)
         else:
             self.whole[id(record)] = node
+            for part in record.part_names if self.used else ():
+                if id(record.out[part]) in self.used and id(record.out[part]) not in self.env:
+                    self._part(record.out[part], Made(index, part))
 
     def write(self, write: Write) -> None:
         new = self._node_of(write.new)

@@ -53,7 +53,7 @@ class Captured:
         copied: list[tuple[Tensor, Any]] = []
         if self.options.one_node and self.joint.components:
             copied = in_graph.copies(self.session, self.facts, self.in_graph_updates)
-        self.cutter = Cutter(self.forward.session.trace, copied)
+        self.cutter = Cutter(self.session.trace, copied, parts_first=self.options.one_node)
 
     @property
     def session(self) -> Session:

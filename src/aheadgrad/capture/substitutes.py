@@ -153,16 +153,13 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
         return t.unfold(dimension, size, step)
     dim, length = dimension % t.dim(), t.size(dimension)
     count = (length - size) // step + 1
-    if count < 1 or count * step > length:
+    if count < 2 or count * step > length or 1 in t.shape:  # strides of unit dimensions would differ
         return t.unfold(dimension, size, step)
     whole = t if count * step == length else t.narrow(dim, 0, count * step)
     windows = whole.unflatten(dim, (count, step))
     if size < step:
         windows = windows.narrow(dim + 1, 0, size)
-    windows = windows.movedim(dim + 1, -1)
-    strides = [s * step if d == dim else s for d, s in enumerate(t.stride())]
-    alike = list(windows.stride()) == [*strides, t.stride(dim)]  # dimensions of size one may differ
-    return windows if alike else t.unfold(dimension, size, step)
+    return windows.movedim(dim + 1, -1)
 
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {

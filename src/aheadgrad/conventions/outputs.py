@@ -17,6 +17,7 @@ from aheadgrad.facts.facts import (
     InputRoot,
     IsRoot,
     Recipe,
+    Root,
     SameAs,
     TheInput,
     ViewOf,
@@ -104,15 +105,25 @@ def emit_inner_leaves(script: Script, a: Assembly) -> None:
         elif isinstance(root, AliasRoot) and root.leaf:
             source = _grow(script, root_name(a, root.of), root.recipe)
             script.line(f"leaf_root_{r} = {source}.requires_grad_()")
+    for r in _under_leaf_views(a):
+        _emit_alias_root(script, a, r, a.facts.roots[r])
     for j, fact in enumerate(a.facts.outputs):
         if isinstance(fact, ViewOf) and fact.leaf:
             _emit_view(script, a, j, fact, {})
             script.line(f"leaf_output_{j} = out{j}.requires_grad_()")
 
 
+def _under_leaf_views(a: Assembly) -> list[int]:
+    """Roots that have to be there before the nodes, as leaves are views of them."""
+    wanted = {f.root for f in a.facts.outputs if isinstance(f, ViewOf) and f.leaf}
+    roots = [(r, a.facts.roots[r]) for r in sorted(wanted)]
+    return [r for r, root in roots if isinstance(root, AliasRoot) and not root.leaf]
+
+
 def emit(script: Script, a: Assembly) -> None:
+    made = _under_leaf_views(a)
     for r, root in enumerate(a.facts.roots):
-        if isinstance(root, AliasRoot) and not root.leaf:
+        if isinstance(root, AliasRoot) and not root.leaf and r not in made:
             _emit_alias_root(script, a, r, root)
     shared: dict[Any, Any] = {}
     for j, fact in enumerate(a.facts.outputs):
@@ -120,7 +131,8 @@ def emit(script: Script, a: Assembly) -> None:
             _emit_view(script, a, j, fact, shared)
 
 
-def _emit_alias_root(script: Script, a: Assembly, r: int, root: AliasRoot) -> None:
+def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
+    assert isinstance(root, AliasRoot)
     script.line(f"root{r} = {_grow(script, root_name(a, root.of), root.recipe)}")
     position = None
     if root.output is not None:

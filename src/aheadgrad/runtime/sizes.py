@@ -60,11 +60,11 @@ class SizeTexts:
         return f"({python_text(expr)})"
 
 
-class SizedBackward(Backward):
-    """The backward of a component with symbolic sizes: one program per set of present tangents.
+class LaidOutBackward(Backward):
+    """One program per set of present tangents, which are given the layout it was recorded with.
 
-    Tangents are given the layout that the program was recorded with (`orders` has, for each, its
-    dimensions from the outermost in memory to the innermost).
+    For symbolic sizes, where strides tell little, and for the drop-in, whose compilers expect one
+    backward. `orders` has, for each tangent, its dimensions from the outermost in memory inwards.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.padded import padded
-from aheadgrad.runtime.sizes import SizedBackward, SizeTexts
+from aheadgrad.runtime.sizes import LaidOutBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.dispatch import is_view_op
@@ -122,10 +122,10 @@ def _node(
 def _backward(
     captured: Captured, component: Component, expected: Any, known: Any, make: Callable[..., Any]
 ) -> Backward:
-    if not captured.has_symbols:
+    if not captured.has_symbols and not captured.options.one_node:
         return Backward(expected, known, make, captured.fixed_autocast)
 
-    def make_sized(present: tuple[bool, ...], state: AutocastState | None) -> Any:
+    def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
         before = assumptions(captured.session.mode)
         pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
         made = make(pattern, state)
@@ -137,7 +137,7 @@ def _backward(
         return made
 
     orders = tuple(dense_order(captured.exits[i].traced) for i in component.exits)
-    return SizedBackward(orders, known, make_sized, captured.fixed_autocast)
+    return LaidOutBackward(orders, known, make_for, captured.fixed_autocast)
 
 
 def _make_backward(

@@ -1,0 +1,136 @@
+"""Every listed difference from eager (docs/differences.md), so that the list stays true."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import aheadgrad
+from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning, HigherOrderError
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.ones(3, requires_grad=True)
+    out = aheadgrad.compile(lambda t: t.sin().sum())(x)
+    with pytest.raises(HigherOrderError, match="second derivative"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def test_gradient_of_a_returned_intermediate_is_refused() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.sin()
+        return h, h.exp()
+
+    x = torch.ones(3, requires_grad=True)
+    h, out = fn(x)
+    torch.autograd.grad(out.sum(), h)
+    h, out = aheadgrad.compile(fn)(x)
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(out.sum(), h)
+
+
+def test_decisions_on_values_are_refused_and_name_the_line() -> None:
+    def fn(x: Tensor) -> Tensor:
+        if x.sum() > 0:  # the line that is named
+            return x
+        return -x
+
+    with pytest.raises(DataDependentError, match=r"test_differences\.py"):
+        aheadgrad.compile(fn)(torch.ones(2))
+
+
+def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        return h, h.sin()
+
+    def run(fn: Callable[..., Any]) -> None:
+        x = torch.ones(3, requires_grad=True)
+        h, _ = fn(x)
+        h.mul_(2)  # h was saved for the sine, which is not differentiated
+        h.sum().backward()
+
+    run(fn)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run(aheadgrad.compile(fn))
+
+
+def expanded_write(x: Tensor) -> Tensor:
+    x.expand(3).fill_(1.0)
+    return x
+
+
+def unfold_write(x: Tensor) -> Tensor:
+    x.unfold(0, 2, 2).add_(1)
+    return x
+
+
+def strided_view_of_a_view(x: Tensor) -> Tensor:
+    x.detach().as_strided((2,), (2,)).add_(1)
+    return x
+
+
+def shrunk_with_views(x: Tensor) -> Tensor:
+    h = x * 2
+    view = h[:]
+    h.as_strided_((1,), (1,))
+    return view
+
+
+def changed_and_shrunk(x: Tensor) -> Tensor:
+    x.add_(1)
+    x.as_strided_((2,), (1,))
+    return x
+
+
+def old_memory(x: Tensor) -> Tensor:
+    before = x.view(-1)
+    x.set_(torch.ones(4))
+    before.mul_(2)
+    return x
+
+
+def unordered_overlap(x: Tensor) -> Tensor:
+    grid = x.view(2, 2)
+    grid[:, 0].add_(grid[0])
+    return x
+
+
+@pytest.mark.parametrize(
+    ("fn", "size"),
+    [
+        (expanded_write, (1,)),
+        (unfold_write, (4,)),
+        (strided_view_of_a_view, (4,)),
+        (shrunk_with_views, (4,)),
+        (changed_and_shrunk, (4,)),
+        (old_memory, (4,)),
+        (unordered_overlap, (4,)),
+    ],
+)
+def test_what_cannot_be_recorded_runs_uncompiled(fn: Callable[..., Any], size: tuple[int, ...]) -> None:
+    with pytest.raises(FallbackError):
+        aheadgrad.compile(fn, fallback="error")(torch.ones(size))
+    compiled = aheadgrad.compile(fn)
+    ours, eagers = torch.arange(1.0, size[0] + 1), torch.arange(1.0, size[0] + 1)
+    with pytest.warns(FallbackWarning, match="uncompiled"):
+        out = compiled(ours)
+    torch.testing.assert_close((out, ours), (fn(eagers), eagers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.ones(size))  # told once
+    assert list(compiled.fallbacks.values()) == [2]
+
+
+def test_python_values_from_outside_are_taken_at_compile_time() -> None:
+    scale = [2.0]
+    fast = aheadgrad.compile(lambda x: x * scale[0])
+    x = torch.ones(2)
+    assert torch.equal(fast(x), torch.full((2,), 2.0))
+    scale[0] = 3.0
+    assert torch.equal(fast(x), torch.full((2,), 2.0))  # eager: 3
