@@ -48,6 +48,13 @@ def compile(
         max_entries=max_entries,
     )
     find_backend(backend)
+    if isinstance(backward_autocast, str) and backward_autocast not in ("eager", "same_as_forward", "off"):
+        raise InvalidOption(
+            f'backward_autocast={backward_autocast!r}: choose "eager", "same_as_forward", "off" or a list of '
+            "torch.autocast keyword arguments."
+        )
+    if not isinstance(max_entries, int) or max_entries < 1:
+        raise InvalidOption(f"max_entries={max_entries!r}: choose a whole number from 1 on.")
     if fn is None:
         return lambda f: _compile(f, options)
     return _compile(fn, options)

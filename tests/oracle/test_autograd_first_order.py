@@ -195,8 +195,11 @@ def test_tangents_of_any_layout(tangent: Callable[[], Tensor]) -> None:
 def test_a_channels_last_tangent() -> None:
     def play(run: Any) -> Any:
         a = leaf(2, 3, 4, 4)
-        run(a).backward(torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(
-            memory_format=torch.channels_last))
+        run(a).backward(
+            torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).to(
+                memory_format=torch.channels_last
+            )
+        )
         return a.grad, a.grad.stride()  # type: ignore[union-attr]
 
     both(lambda a: torch.nn.functional.avg_pool2d(a.sin(), 1), play)
@@ -282,7 +285,9 @@ def test_grad_with_several_outputs_and_tangents() -> None:
     def play(run: Any) -> Any:
         a, b = leaf(3, seed=1), leaf(3, seed=2)
         x, y = run(a, b)
-        return torch.autograd.grad([x, y], [b, a], [torch.ones(3), torch.full((3,), 2.0)], materialize_grads=True)
+        return torch.autograd.grad(
+            [x, y], [b, a], [torch.ones(3), torch.full((3,), 2.0)], materialize_grads=True
+        )
 
     both(lambda a, b: (a * b, a.sin()), play)
 
@@ -387,7 +392,9 @@ def test_multi_grad_hooks() -> None:
         log: list[Any] = []
         a, b = leaf(3, seed=1), leaf(3, seed=2)
         x, y = run(a, b)
-        torch.autograd.graph.register_multi_grad_hook([x, y], lambda gs: log.append(len([g for g in gs if g is not None])))
+        torch.autograd.graph.register_multi_grad_hook(
+            [x, y], lambda gs: log.append(len([g for g in gs if g is not None]))
+        )
         torch.autograd.graph.register_multi_grad_hook([a, b], lambda gs: log.append([g is None for g in gs]))
         x.sum().backward()
         return log

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -203,11 +202,14 @@ def test_modules() -> None:
 
 
 def test_a_dropped_compiled_function_is_freed() -> None:
-    w = leaf(3)
-    compiled = strict(lambda x: x * w)
+    def make() -> Any:
+        w = leaf(3)
+        return strict(lambda x: x * w), weakref.ref(w)
+
+    compiled, kept = make()
     compiled(leaf(3)).sum().backward()
-    ref, kept = weakref.ref(compiled), weakref.ref(w)
-    del compiled, w
+    ref = weakref.ref(compiled)
+    del compiled
     gc.collect()
     assert ref() is None
     assert kept() is None

@@ -52,7 +52,9 @@ def test_the_same_numbers(name: str) -> None:
     same(RANDOM[name], one(3, 4))
 
 
-@pytest.mark.parametrize("name", [n for n in RANDOM if n not in ("dropout of all", "dropout of none", "dropout off")])
+@pytest.mark.parametrize(
+    "name", [n for n in RANDOM if n not in ("dropout of all", "dropout of none", "dropout off")]
+)
 def test_new_numbers_and_the_same_sequence(name: str) -> None:
     fn = RANDOM[name]
     compiled = strict(fn)

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from aheadgrad.capture.trace import Made, Record, Trace
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Signature, Slot
+from aheadgrad.program.slots import Signature, Slot, Tangent
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fxnames import Names
 from aheadgrad.torchlayer.symbols import SymbolNodes, expression, free_symbols, is_symbolic
@@ -245,7 +245,8 @@ class _Builder:
             node.meta["val"] = port.value
             if isinstance(port.value, Tensor):
                 self.env[id(port.value)] = node
-                self.symbols.learn_tensor(port.value, node)
+                if not isinstance(port.slot, Tangent):  # the forward of a joint graph must not read them
+                    self.symbols.learn_tensor(port.value, node)
             else:
                 self.symbols.learn_number(port.value, node)
         for port in inputs:

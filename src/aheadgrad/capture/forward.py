@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.entrances import Member
 from aheadgrad.capture.origins import origin_of_error
@@ -20,6 +19,7 @@ from aheadgrad.capture.session import Session
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.dynamo import Symbols

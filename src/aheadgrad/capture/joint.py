@@ -82,8 +82,9 @@ class Joint:
         try:
             with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
-                writes = BackwardWrites(session, list(zip([t for t in tangents if t is not None], wrapped, strict=True)))
-                present = [i for i, layout in zip(component.exits, pattern, strict=True) if layout is not None]
+                given = [t for t in tangents if t is not None]
+                writes = BackwardWrites(session, list(zip(given, wrapped, strict=True)))
+                present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
                 raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
                 session.trace.read_off = len(session.trace.records)
                 grads = []

@@ -75,7 +75,8 @@ class Lift(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _NEEDS_VALUE:
             raise DataDependentError(
-                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is recorded"
+                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
+                "recorded"
             )
         args = self._swap_all(args)
         if kwargs:
@@ -83,7 +84,9 @@ class Lift(TorchFunctionMode):
         if transform_level() is not None:
             return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
         disguises = self.session.disguises
-        given = args[0] if args else None
+        given: Any = args[0] if args else None
+        if func in OUT_OF_PLACE and self.session.layouts.pending:
+            self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given
         if func in _DETACHES:
@@ -105,8 +108,10 @@ class Lift(TorchFunctionMode):
         if func is torch.Tensor.detach_:
             if id(given) in disguises.worn:
                 return True
-        elif func is not torch.Tensor.requires_grad_ or (args[1:2] or (kwargs.get("requires_grad"),))[0] is not False:
-            return False
+        else:
+            wanted = (args[1:2] or (kwargs.get("requires_grad"),))[0]
+            if func is not torch.Tensor.requires_grad_ or wanted is not False:
+                return False
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

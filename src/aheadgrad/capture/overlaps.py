@@ -16,6 +16,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
 
+_OPEN_ORDER = "an op reads memory that it writes to, in an order that eager leaves open"
 _NO_OVERLAP_AT_ALL = {
     "index_put_",
     "index_add_",
@@ -43,11 +44,13 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
             "memory location. Please clone() the tensor before performing the operation."
         )
     for other in others:
-        if name == "copy_" and _repeats(other):  # `x[:] = x[0]`: what is read is written as it is
+        if name == "copy_" and _repeats(other):
+            if _changes_what_it_reads(written, other):
+                raise FallbackError(_OPEN_ORDER)
             continue
         status = _overlap(written, other)
         if status == "unknown" and geometry_of(written) != geometry_of(other) and _touch(written, other):
-            raise FallbackError("an op reads memory that it writes to, in an order that eager leaves open")
+            raise FallbackError(_OPEN_ORDER)
         if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor "
@@ -110,6 +113,16 @@ def _touch(a: Tensor, b: Tensor) -> bool:
         return False
     with functional.outside():
         return bool(torch.isin(_addresses(a), _addresses(b)).any())
+
+
+def _changes_what_it_reads(written: Tensor, other: Tensor) -> bool:
+    """`x[:] = x[0]` is safe: what is both read and written gets the value that it has."""
+    if _overlap(written, other) == "none" or not _touch(written, other):
+        return False
+    with functional.outside():
+        to, source = _addresses(written), _addresses(other)
+        both = torch.isin(to, source)
+        return bool((to[both] != source[both]).any())
 
 
 def _addresses(t: Tensor) -> Tensor:

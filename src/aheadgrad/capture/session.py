@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.disguises import Disguises
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import tracing
-from aheadgrad.capture.disguises import Disguises
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder

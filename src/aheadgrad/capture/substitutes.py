@@ -27,10 +27,14 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    if not training or running_mean is None or running_var is None or input.numel() == 0:
+    if running_mean is None or running_var is None or input.numel() == 0:
         return torch.batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
+    if not training:  # the op that says in its schema that it writes nothing
+        return torch._native_batch_norm_legit_no_training(
+            input, weight, bias, running_mean, running_var, momentum, eps
+        )[0]
     before = version(running_mean), version(running_var)
     out: Tensor = torch._native_batch_norm_legit(
         input, weight, bias, running_mean, running_var, True, momentum, eps
@@ -96,12 +100,13 @@ def _functional_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    if not training or running_mean is None or running_var is None:
+    if running_mean is None or running_var is None:
         return functional.batch_norm(
             input, running_mean, running_var, weight, bias, training, momentum, eps
         )
-    functional._verify_batch_size(input.size())  # type: ignore[attr-defined]
-    return _batch_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, True)
+    if training:
+        functional._verify_batch_size(input.size())  # type: ignore[attr-defined]
+    return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
 
 
 def _functional_instance_norm(

@@ -7,6 +7,7 @@ intermediate that the program returns); the others are made from it at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+
 import torch
 from torch import Tensor
 
@@ -183,18 +184,21 @@ class _Group:
         session = self.forward.session
         hops = []
         current, parents = t, session.disguises.parents
-        given = {id(m.seen) for m in session.members if base_of(m.seen) is root}
-        while current is not root and (id(current) in parents or id(current) in given):
+        ends = (root, self._as_it_will_be(root))
+        seen = [s for m in session.members for s in (m.seen, session.disguises.current(m.seen))]
+        given = {id(s) for s in seen if base_of(s) is root}
+        while all(current is not end for end in ends) and (id(current) in parents or id(current) in given):
             hop = parents.get(id(current))  # an input that is a view came with its history
             hops.append(Parent(current, root, True, root.requires_grad) if hop is None else hop)
             current = hops[-1].source
         modes = {hop.with_grad for hop in hops}
-        if current is root and len(modes) > 1 and t.requires_grad:
+        if any(current is end for end in ends) and len(modes) > 1 and t.requires_grad:
             steps: list[Step] = []
             for hop in reversed(hops):
                 part = recipe(session, self._as_it_will_be(hop.source), hop.view)
                 if part.geometry is not None:
-                    raise FallbackError("a view made partly under no_grad, of a tensor that changed its shape")
+                    reason = "a view made partly under no_grad, of a tensor that changed its shape"
+                    raise FallbackError(reason)
                 some = part.steps or (Step(torch.ops.aten.alias.default, ()),)
                 steps += [replace(step, without_grad=not hop.with_grad) for step in some]
             return Recipe(tuple(steps))
@@ -222,8 +226,9 @@ class _Group:
                 return self._input_root(i)
         tracked = root.requires_grad and root.grad_fn is not None
         made = recipe(session, self._as_it_will_be(self.out.root_tensors[owner]), root)
-        if made.cut is None and not _cuts(made):
-            made = Recipe(made.steps, made.geometry, _how_cut(self.out.root_tensors[owner], root))
+        how = _how_cut(self.out.root_tensors[owner], root)
+        if how == "data" or not _cuts(made):  # `x.data.detach()`: a detach alone would share the counter
+            made = Recipe(made.steps, made.geometry, how)
         base = self.out.add_base(root) if tracked and root is not t else None
         output = j if tracked and root is t else None
         leaf = root.requires_grad and not tracked

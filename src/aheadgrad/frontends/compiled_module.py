@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from torch import nn
@@ -15,8 +16,9 @@ class CompiledModule(nn.Module):
     def __init__(self, original: nn.Module, compiled: Compiled) -> None:
         super().__init__()
         own = self.__dict__
-        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-            own[table] = original.__dict__[table]
+        for name, value in original.__dict__.items():  # tensors, submodules and hooks are shared
+            if isinstance(value, dict | set) and name in own:
+                own[name] = value
         own["_original"] = original
         own["_compiled"] = compiled
 
@@ -25,6 +27,20 @@ class CompiledModule(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__["_compiled"](*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        original = copy.deepcopy(self.__dict__["_original"], memo)
+        return CompiledModule(original, Compiled(original, self.__dict__["_compiled"].options))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is set here is set on the original, which runs."""
+        if "_original" in self.__dict__:
+            setattr(self.__dict__["_original"], name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["_original"], name)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.options import Options
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fxmeta import preserved_node_meta
 
 _NAMES = [f.name for f in fields(Options) if f.name not in ("dynamic", "max_entries")]

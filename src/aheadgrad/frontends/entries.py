@@ -7,7 +7,9 @@ a new one.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,20 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad import pipeline
+from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.function import flatten, make_call, parameter_names
+from aheadgrad.frontends.function import flatten, make_call, parameter_names, takes_any_keyword
 from aheadgrad.frontends.guards import MISS, GuardWriter
-from aheadgrad.frontends.reach import reach_from
+from aheadgrad.frontends.reach import Reach
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dual_level, transform_level
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
@@ -115,7 +118,7 @@ class Compiled:
             f"{name} was compiled {len(self.entries)} times for different calls; further ones run "
             "uncompiled. Raise max_entries, or keep shapes and Python arguments the same.",
             RecompileWarning,
-            stacklevel=4,
+            stacklevel=_level_of_caller(),
         )
         return self._run_uncompiled("the limit of entries is reached", args, kwargs)
 
@@ -125,7 +128,8 @@ class Compiled:
         if self.options.fallback == "error":
             raise error or FallbackError(reason)
         if reason not in self.fallbacks:
-            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=5)
+            text = f"aheadgrad runs this call uncompiled: {reason}."
+            warnings.warn(text, FallbackWarning, stacklevel=_level_of_caller())
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
         return self._fn(*args, **kwargs)
 
@@ -133,17 +137,24 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         places = modules.holders(self._module) if self._module is not None else []
-        changed: list[modules.Holder] = []
+        changed: list[Callable[[Any], None]] = []
+        roots = [self._fn, *(v for v in flat.leaves if not isinstance(v, Tensor))]
+        reach = Reach(roots, skip=[p.table for p in places])
 
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()
 
         def observed(*a: Any, **k: Any) -> Any:
+            given, spec = pytree.tree_flatten((a, k))
             result = self._fn(*a, **k)
-            seen = {id(p.table.get(p.name)) for p in places}
-            new = [(p, v) for p, v in modules.rebound(places) if not _is_input(v, seen_inputs)]
-            del seen
-            changed[:] = [p for p, _ in new]
+            left, spec_left = pytree.tree_flatten((a, k))
+            if spec_left != spec or any(x is not y for x, y in zip(left, given, strict=True)):
+                raise FallbackError("the function changes a list or dictionary that it was given")
+            _check_result(result)
+            new: list[tuple[Callable[[Any], None], Any]]
+            new = [(p.put, v) for p, v in modules.rebound(places) if not _is_input(v, seen_inputs)]
+            new += reach.take_changes()
+            changed[:] = [put for put, _ in new]
             return result, [v for _, v in new]
 
         seen_inputs: set[int] = set()
@@ -156,12 +167,35 @@ class Compiled:
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
         call.returns = functools.partial(_return_text, changed)
-        entry = pipeline.run(call, self.options)
+        try:
+            entry = pipeline.run(call, self.options)
+        finally:
+            reach.take_changes()
         rehearse(entry.captured)
-        flags = modules.training_flags(self._module) if self._module is not None else []
-        writer = GuardWriter(flat, args, kwargs, entry.captured, places, flags, reach_from(target))
-        check, call, source = writer.write(entry.run)
-        return Guarded(check, call, entry.run, entry, source + "\n\n" + entry.source)
+        writer = GuardWriter(flat, args, kwargs, entry.captured, places, reach, takes_any_keyword(target))
+        check, run, source = writer.write(entry.run)
+        return Guarded(check, run, entry.run, entry, source + "\n\n" + entry.source)
+
+
+def _check_result(result: Any) -> None:
+    """Traced tensors must not leave inside objects that pytree does not know."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, Tensor):
+            continue
+        held = getattr(leaf, "__dict__", None)
+        inside = isinstance(held, dict) and any(isinstance(v, Tensor) for v in held.values())
+        if inside or isinstance(leaf, types.GeneratorType):
+            raise FallbackError(
+                f"the function returns a {type(leaf).__name__}, which pytree does not know how to open"
+            )
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel` for a warning from the function that asks, so that it names the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _is_input(value: Tensor, seen: set[int]) -> bool:
@@ -180,17 +214,18 @@ def _inside_another_trace(leaves: list[Any]) -> bool:
     return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
 
 
-def _return_text(changed: list[modules.Holder], spec: Any, texts: list[str], names: Namespace) -> str:
-    """The flat outputs in the user's structure; rebound buffers go back to their module."""
-    result_spec = children(spec)[0]
+def _return_text(
+    changed: list[Callable[[Any], None]], spec: Any, texts: list[str], names: Namespace
+) -> str:
+    """The flat outputs in the user's structure; what the run rebinds is bound again."""
     if not changed:
-        return _structure_text(result_spec, iter(texts), names)
+        return _structure_text(children(spec)[0], iter(texts), names)
 
     def finish(outs: list[Any]) -> Any:
-        count = result_spec.num_leaves
-        for place, value in zip(changed, outs[count:], strict=True):
-            place.table[place.name] = value
-        return pytree.tree_unflatten(outs[:count], result_spec)
+        result, values = pytree.tree_unflatten(outs, spec)
+        for put, value in zip(changed, values, strict=True):
+            put(value)
+        return result
 
     return f"{names.name(finish, 'finish')}([{', '.join(texts)}])"
 

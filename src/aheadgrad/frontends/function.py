@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-from aheadgrad.torchlayer import trees as pytree
+import torch
+from torch import Tensor, nn
 
 from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import is_plain
+
+# a subclass without a dispatch of its own still gives its type to every result
+_EXACT = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,18 +56,33 @@ def parameter_names(fn: Callable[..., Any]) -> list[str]:
     return list(code.co_varnames[: code.co_argcount])
 
 
+def takes_any_keyword(fn: Callable[..., Any]) -> bool:
+    """Can the function see the order of its keyword arguments (`**kwargs`)?"""
+    code = getattr(fn, "__code__", None)
+    return code is None or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _check_kind(path: str, t: Tensor) -> None:
+    if not is_plain(t) or type(t) not in _EXACT:
+        raise FallbackError(f"argument {path} is a {type(t).__name__}, a tensor subclass")
+    if t.layout is not torch.strided or t.is_quantized:
+        kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
+        raise FallbackError(f"argument {path} is {kind}, not a dense tensor")
+
+
 def make_call(
     fn: Callable[..., Any], flat: Flat, state: list[tuple[Slot, Tensor]], around: Callable[[Any], Any]
 ) -> Call:
     """`state` are tensors to lift besides the arguments; `around(see)` swaps them in."""
     inputs = list(state)
+    for slot, t in state:
+        _check_kind(slot.describe(), t)
     scalars = []
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
         if not isinstance(leaf, Tensor):
             scalars.append(Scalar(UserInput(path), leaf, len(inputs)))
         else:
-            if not is_plain(leaf):
-                raise FallbackError(f"argument {path} is a {type(leaf).__name__}, a tensor subclass")
+            _check_kind(path, leaf)
             inputs.append((UserInput(path), leaf))
 
     def invoke(see: Callable[[Any], Any]) -> Any:

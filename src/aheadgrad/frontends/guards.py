@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.module import Holder
+from aheadgrad.frontends.reach import HOOKS, TABLES, Fact, Reach
 from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
@@ -40,16 +41,16 @@ class GuardWriter:
         kwargs: dict[str, Any],
         captured: Captured,
         places: list[Holder],
-        flags: list[tuple[Any, bool]],
-        reach: Callable[[Tensor], tuple[Any, str] | None],
+        reach: Reach,
+        ordered: bool,
     ) -> None:
         self.flat = flat
         self.args = args
         self.kwargs = kwargs
         self.captured = captured
         self.places = places
-        self.flags = flags
         self.reach = reach
+        self.ordered = ordered
         self.names = Namespace()
         self.script = Script("call", self.names)
         self.where: dict[int, str] = {}
@@ -70,8 +71,8 @@ class GuardWriter:
         self._structure()
         for place in self.places:
             self._place(place)
-        for module, flag in self.flags:
-            self._unless(f"{self.names.name(module, 'module')}.training is {flag}")
+        for fact in self.reach.facts:
+            self._reached(fact)
         inputs = self._inputs()
         self._tensors(inputs)
         self._memory(inputs)
@@ -106,7 +107,9 @@ class GuardWriter:
         if self._is_simple(self.args) and self._is_simple(self.kwargs):
             test = f"len(args) == {len(self.args)}"
             if self.kwargs:
-                test += f" and len(kwargs) == {len(self.kwargs)}"
+                size = f" and len(kwargs) == {len(self.kwargs)}"
+                order = f" and list(kwargs) == {self.names.literal(list(self.kwargs))}"
+                test += order if self.ordered else size
             else:
                 test += " and not kwargs"
             self._unless(test)
@@ -162,10 +165,39 @@ class GuardWriter:
             if isinstance(value, float) and value != value:
                 same = f"{name} != {name}"
             elif isinstance(value, float) and value == 0.0:
-                same = f"repr({name}) == {value!r}.__repr__()"
+                same = f"repr({name}) == {repr(value)!r}"
             self._unless(f"type({name}) is {kind} and {same}")
         else:
             self._unless(f"{name} is {self.names.name(value, 'given')}")
+
+    def _reached(self, fact: Fact) -> None:
+        """What the function reaches without being given it is as it was."""
+        value, table = fact.value, fact.how[6:-2]
+        place = self.names.name(fact.holder, "holder") + fact.how
+        if isinstance(value, Tensor):
+            known = self.where.get(id(value))
+            if id(fact.holder) in self.reach.skip:
+                return
+            if known is not None:
+                self._unless(f"{place} is {known}")
+            else:
+                self._unless(f"isinstance({place}, {self.names.name(Tensor, 'Tensor')})")
+        elif type(value) in _SIMPLE:
+            if not (value is None or isinstance(value, bool)):
+                self.script.line(f"v = {place}")
+                place = "v"
+            self._constant(place, value)
+        elif isinstance(value, dict) and table in HOOKS:
+            self._unless(f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}")
+        elif isinstance(value, dict) and table in TABLES:
+            if table == "_modules":
+                self._unless(f"len({place}) == {len(value)}")
+        else:
+            given = self.names.name(value, "given")
+            test = f"{place} is {given}"
+            if isinstance(value, list | dict) and id(value) not in self.reach.loose:
+                test += f" and len({given}) == {len(value)}"
+            self._unless(test)
 
     def _place(self, place: Holder) -> None:
         value = place.get()
@@ -195,12 +227,14 @@ class GuardWriter:
         if owner is not None:
             self.script.line(f"{name} = {self._find(owner)}._base")
         else:
-            found = self.reach(real)
+            found = self.reach.find(real)
             if found is None:
                 self.script.line(f"{name} = {self.names.name(real, 'closed_over')}")
             else:
                 holder, how = found
                 self.script.line(f"{name} = {self.names.name(holder, 'holder')}{how}")
+            for other in self.where.values():
+                self._unless(f"{name} is not {other}")
         self.where[id(real)] = name
         return name
 

@@ -28,6 +28,9 @@ class Holder:
         table: dict[str, Any] = getattr(self.module, self.where)
         return table
 
+    def put(self, value: Any) -> None:
+        self.table[self.name] = value
+
     def get(self) -> Tensor:
         value: Tensor = self.table[self.name]
         return value
@@ -79,10 +82,6 @@ def rebound(places: list[Holder]) -> list[tuple[Holder, Tensor]]:
         if isinstance(now, Tensor) and functional.is_wrapped(now):
             changed.append((place, now))
     return changed
-
-
-def training_flags(root: nn.Module) -> list[tuple[nn.Module, bool]]:
-    return [(m, m.training) for m in root.modules()]
 
 
 def is_module(fn: Any) -> bool:

@@ -87,17 +87,15 @@ class LaidOutBackward(Backward):
                 program = self.programs.get((present, state))
                 if program is None:
                     program = self.programs[(present, state)] = self.make(present, state)
-        args = [*saved, *map(_laid_out, tangents, self.expected)]
-        args = [a for a in args if a is not None]
+        given = zip(tangents, self.expected, strict=True)
+        args = [*saved, *(_laid_out(t, order) for t, order in given if t is not None)]
         if state is None:
             return program(args)
         with state.suspended():
             return program(args)
 
 
-def _laid_out(t: Tensor | None, order: tuple[int, ...]) -> Tensor | None:
-    if t is None:
-        return None
+def _laid_out(t: Tensor, order: tuple[int, ...]) -> Tensor:
     strides = dense_strides(tuple(t.size()), order)
     if t.stride() == strides:
         return t

@@ -55,9 +55,9 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
         if not found.get(name):
             found[name] = everywhere
     for r, root in enumerate(captured.facts.roots):
-        if isinstance(root, AliasRoot) and root.recipe.cut == "data":
-            if _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
-                raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
+        by_data = isinstance(root, AliasRoot) and root.recipe.cut == "data"
+        if by_data and _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
+            raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ def scripted(module: fx.GraphModule) -> Any:
     module.recompile()
     before = torch._C._jit_set_autocast_mode(False)
     try:
-        return torch.jit.freeze(torch.jit.script(module).eval())
+        with warnings.catch_warnings():  # about annotations in fx.GraphModule itself
+            warnings.filterwarnings("ignore", "The TorchScript type system", UserWarning)
+            return torch.jit.freeze(torch.jit.script(module).eval())
     finally:
         torch._C._jit_set_autocast_mode(before)

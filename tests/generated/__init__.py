@@ -1,0 +1,1 @@
+"""Generated programs against eager, and what they have found."""
