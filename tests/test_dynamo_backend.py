@@ -87,7 +87,7 @@ def assert_same(fn: Callable[..., Any], make: Make, *, calls: int = 2, **options
             close(part, wanted)
 
 
-# -- programs ----------------------------------------------------------------------------------------------
+# -- programs ------------------------------------------------------------------------------------------
 
 WEIGHT = torch.linspace(-1, 1, 16).reshape(4, 4).requires_grad_()
 
@@ -179,7 +179,7 @@ def test_same_as_eager(name: str, compiled_graphs: list[boxed.BoxedEntry]) -> No
     assert compiled_graphs
 
 
-# -- sizes and numbers that change -----------------------------------------------------------------------------
+# -- sizes and numbers that change ------------------------------------------------------------------------------------------
 
 CHANGING: dict[str, tuple[Callable[..., Any], Make]] = {
     "rows": (
@@ -233,7 +233,7 @@ def test_part_of_the_outputs_differentiated_with_changing_sizes() -> None:
             close([g for g in found if g is not None], [g for g in expected if g is not None])
 
 
-# -- memory that inputs share --------------------------------------------------------------------------------------
+# -- memory that inputs share ------------------------------------------------------------------------------------------
 
 
 def add_after_doubling(x: Tensor, y: Tensor) -> Tensor:
@@ -278,7 +278,7 @@ def test_too_many_uses_of_memory_run_uncompiled() -> None:
             close(base, twin)
 
 
-# -- modules ---------------------------------------------------------------------------------------------------------
+# -- modules ------------------------------------------------------------------------------------------
 
 
 class ConvNet(nn.Module):
@@ -332,6 +332,7 @@ def test_without_grad(mode: Any) -> None:
     assert net.head.weight.grad is not None
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Dynamo looks for CUDA graphs
 def test_whole_training_step_compiled() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     twin = copy.deepcopy(net)
@@ -352,7 +353,7 @@ def test_whole_training_step_compiled() -> None:
         close(net.state_dict(), twin.state_dict())
 
 
-# -- autocast ----------------------------------------------------------------------------------------------------------
+# -- autocast ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("setting", ["eager", "same_as_forward"])
@@ -369,7 +370,7 @@ def test_autocast_around(setting: str) -> None:
     close(compiled(x), twin(x))
 
 
-# -- the backend itself ------------------------------------------------------------------------------------------------
+# -- the backend itself ------------------------------------------------------------------------------------------
 
 
 def test_known_under_its_name() -> None:

@@ -455,12 +455,34 @@ def test_a_list_argument_that_is_appended_to() -> None:
         xs.append(xs[0] * 2)
         return xs[-1] + 1
 
-    eager, ours = [leaf(2)], [leaf(2)]
-    expected = fn(eager)
-    with pytest.warns(aheadgrad.errors.FallbackWarning, match="changes a list"):
-        found = aheadgrad.compile(fn)(ours)
-    assert torch.equal(expected, found)
-    assert len(ours) == len(eager)
+    compiled = strict(fn)
+    for _ in range(2):
+        eager, ours = [leaf(2)], [leaf(2)]
+        assert torch.equal(fn(eager), compiled(ours))
+        assert len(ours) == len(eager) == 2
+        assert torch.equal(ours[1], eager[1])
+        ours[1].sum().backward()
+        assert ours[0].grad is not None
+
+
+def test_a_dictionary_that_is_written_to() -> None:
+    """A cache that is passed along."""
+
+    def fn(x: Tensor, cache: dict[str, Any]) -> Tensor:
+        past = cache["layers"][0].get("k")
+        cache["layers"][0]["k"] = x if past is None else torch.cat([past, x])
+        cache["length"] = cache["layers"][0]["k"].shape[0]
+        return cache["layers"][0]["k"].sum(0)
+
+    compiled = strict(fn)
+    eager: dict[str, Any] = {"layers": [{}], "length": 0}
+    ours: dict[str, Any] = {"layers": [{}], "length": 0}
+    for i in range(3):
+        x = leaf(1, 2, seed=i)
+        assert torch.equal(fn(x, eager), compiled(x, cache=ours) if i == 1 else compiled(x, ours))
+        assert list(ours) == list(eager)
+        assert ours["length"] == eager["length"] == i + 1
+        assert torch.equal(ours["layers"][0]["k"], eager["layers"][0]["k"])
 
 
 # kinds of tensors

@@ -26,7 +26,7 @@ from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import flatten, make_call, parameter_names, takes_any_keyword
 from aheadgrad.frontends.guards import MISS, GuardWriter
-from aheadgrad.frontends.reach import Reach
+from aheadgrad.frontends.reach import Given, Reach, changed_containers, containers
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.emit import Namespace
@@ -94,9 +94,9 @@ class Compiled:
             return self._run_uncompiled("the limit of entries is reached", args, kwargs)
         with self._lock:
             for guarded in self.entries:
-                inputs = guarded.check(args, kwargs)
-                if inputs is not None:
-                    return guarded.run(*inputs)
+                out = guarded.call(args, kwargs)
+                if out is not MISS:
+                    return out
             if len(self.entries) >= self.options.max_entries:
                 return self._too_many(args, kwargs)
             try:
@@ -109,7 +109,7 @@ class Compiled:
                 return self._run_uncompiled(reason, args, kwargs)
             self.entries.append(guarded)
             self._calls.append(guarded.call)
-        return guarded.run(*inputs)
+        return guarded.call(args, kwargs)
 
     def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._full = True
@@ -137,7 +137,7 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         places = modules.holders(self._module) if self._module is not None else []
-        changed: list[Callable[[Any], None]] = []
+        changed: list[Callable[[Any], None] | Given] = []
         roots = [self._fn, *(v for v in flat.leaves if not isinstance(v, Tensor))]
         reach = Reach(roots, skip=[p.table for p in places])
 
@@ -145,16 +145,14 @@ class Compiled:
             return modules.swapped(places, see) if places else nullcontext()
 
         def observed(*a: Any, **k: Any) -> Any:
-            given, spec = pytree.tree_flatten((a, k))
+            before = containers((a, k))
             result = self._fn(*a, **k)
-            left, spec_left = pytree.tree_flatten((a, k))
-            if spec_left != spec or any(x is not y for x, y in zip(left, given, strict=True)):
-                raise FallbackError("the function changes a list or dictionary that it was given")
             _check_result(result)
-            new: list[tuple[Callable[[Any], None], Any]]
+            new: list[tuple[Any, Any]]
             new = [(p.put, v) for p, v in modules.rebound(places) if not _is_input(v, seen_inputs)]
             new += reach.take_changes()
-            changed[:] = [put for put, _ in new]
+            new += changed_containers(before)
+            changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
             return result, [v for _, v in new]
 
         seen_inputs: set[int] = set()
@@ -174,6 +172,8 @@ class Compiled:
         rehearse(entry.captured)
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, reach, takes_any_keyword(target))
         check, run, source = writer.write(entry.run)
+        if any(isinstance(put, Given) for put in changed):
+            run = functools.partial(_leave, run)
         return Guarded(check, run, entry.run, entry, source + "\n\n" + entry.source)
 
 
@@ -214,8 +214,25 @@ def _inside_another_trace(leaves: list[Any]) -> bool:
     return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
 
 
+@dataclass(frozen=True, eq=False)
+class Left:
+    """A result, and what is still to be put into the caller's lists and dictionaries."""
+
+    result: Any
+    contents: list[tuple[Given, Any]]
+
+
+def _leave(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    out = call(args, kwargs)
+    if not isinstance(out, Left):
+        return out
+    for place, value in out.contents:
+        place.put((args, kwargs), value)
+    return out.result
+
+
 def _return_text(
-    changed: list[Callable[[Any], None]], spec: Any, texts: list[str], names: Namespace
+    changed: list[Callable[[Any], None] | Given], spec: Any, texts: list[str], names: Namespace
 ) -> str:
     """The flat outputs in the user's structure; what the run rebinds is bound again."""
     if not changed:
@@ -223,9 +240,13 @@ def _return_text(
 
     def finish(outs: list[Any]) -> Any:
         result, values = pytree.tree_unflatten(outs, spec)
+        contents = []
         for put, value in zip(changed, values, strict=True):
-            put(value)
-        return result
+            if isinstance(put, Given):
+                contents.append((put, value))
+            else:
+                put(value)
+        return Left(result, contents) if contents else result
 
     return f"{names.name(finish, 'finish')}([{', '.join(texts)}])"
 

@@ -153,6 +153,9 @@ class Reach:
         elif isinstance(value, types.MethodType):
             self._walk(value.__func__)
             self._walk(value.__self__)
+        elif type(value).__module__.startswith("aheadgrad."):  # something compiled: what is behind it counts
+            for name in ("_fn", "_original"):
+                self._walk(vars(value).get(name) if hasattr(value, "__dict__") else None)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._walk(part)
@@ -264,3 +267,32 @@ def _names(code: types.CodeType) -> frozenset[str]:
         if isinstance(const, types.CodeType):
             found |= _names(const)
     return frozenset(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A list or dictionary among the arguments, by the way to it."""
+
+    path: tuple[Any, ...]
+    holder: Any
+    value: Any
+
+    def put(self, arguments: Any, value: Any) -> None:
+        for step in self.path:
+            arguments = arguments[step]
+        Contents(arguments, None).put(value)
+
+
+def containers(value: Any, path: tuple[Any, ...] = ()) -> list[Given]:
+    """The lists and dictionaries in a structure of arguments, as they are now."""
+    if type(value) not in (list, tuple, dict):
+        return []
+    found = [Given(path, value, value.copy())] if len(path) > 1 and type(value) is not tuple else []
+    steps = value.items() if isinstance(value, dict) else enumerate(value)
+    for step, part in steps:
+        found += containers(part, (*path, step))
+    return found
+
+
+def changed_containers(before: list[Given]) -> list[tuple[Given, Any]]:
+    return [(g, g.holder.copy()) for g in before if not _same(g.holder, g.value, inside=True)]
