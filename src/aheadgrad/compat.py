@@ -142,21 +142,13 @@ def aot_module_simplified(
 
 
 def _unboxed(mod: nn.Module, entry: BoxedEntry) -> Any:
-    run = entry.run
-
-    def forward(*runtime_args: Any) -> list[Any]:
-        return run(list(runtime_args))
-
-    def boxed(runtime_args: list[Any]) -> list[Any]:
-        return run(runtime_args)
-
     # Dynamo wraps modules with nested inputs in a class of its own, and calls these boxed.
-    chosen: Any = boxed if type(mod).__name__ == "GmWrapper" else forward
-    chosen.zero_grad = mod.zero_grad
-    chosen.named_parameters = mod.named_parameters
-    chosen.named_buffers = mod.named_buffers
-    chosen.entry = entry.entry
-    return chosen
+    run: Any = entry.run if type(mod).__name__ == "GmWrapper" else entry.call
+    run.zero_grad = mod.zero_grad
+    run.named_parameters = mod.named_parameters
+    run.named_buffers = mod.named_buffers
+    run.entry = entry.entry
+    return run
 
 
 def _compilers(fw: Compiler, bw: Compiler | None, inference: Compiler | None) -> Compilers:

@@ -139,6 +139,8 @@ def fresh(args: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
 @pytest.mark.parametrize("name", MODULES)
 def test_trains_as_in_eager(name: str) -> None:
     make, args = MODULES[name]

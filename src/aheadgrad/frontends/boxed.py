@@ -40,9 +40,10 @@ _SPARE = 3
 
 @dataclass(frozen=True, eq=False)
 class BoxedEntry:
-    """`run(list of inputs) -> list of outputs`; the list is emptied."""
+    """`run(list of inputs) -> list of outputs`; the list is emptied. `call` takes them one by one."""
 
     run: Callable[[list[Any]], list[Any]]
+    call: Callable[..., list[Any]]
     entry: Entry
     source: str
 
@@ -135,9 +136,6 @@ class _Runner:
 
     def write(self) -> BoxedEntry:
         script = self.script
-        if self.names:
-            script.line(f"{', '.join(self.names)}, = args")
-            script.line("args.clear()")
         for k, place in enumerate(self.held):
             script.line(f"h{k} = {script.names.name(place.table, 'table')}[{place.name!r}]")
         self._bases()
@@ -151,8 +149,11 @@ class _Runner:
         numbers = [n for value, n in zip(self.args, self.names, strict=True) if is_symbolic(value)]
         run = script.names.name(self.entry.run, "run")
         script.line(f"return {run}({', '.join([*tensors, *numbers, *members])})")
-        function, source = script.function("args")
-        return BoxedEntry(function, self.entry, source)
+        body = script.lines
+        one_by_one, source = script.function(", ".join(self.names))
+        if self.names:
+            script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
+        return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""

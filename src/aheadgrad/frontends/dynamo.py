@@ -46,12 +46,12 @@ def backend(
             return interpreter.run(*args)
 
     try:
-        run = compile_flat(gm, leaves, chosen, invoke).run
+        entry = compile_flat(gm, leaves, chosen, invoke)
     except FallbackError as error:
         return _uncompiled(gm, error, chosen)
     if flat:
-        return torch.compiler.disable(lambda *args: run(list(args)))
-    return torch.compiler.disable(lambda *args: run(pytree.tree_leaves(args)))
+        return entry.call
+    return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
 
 
 def _uncompiled(gm: fx.GraphModule, error: FallbackError, options: Options) -> Callable[..., Any]:

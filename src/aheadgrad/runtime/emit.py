@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
@@ -103,4 +104,5 @@ def build(source: str, title: str, namespace: dict[str, Any]) -> Callable[..., A
     scope = dict(namespace)
     exec(compile(source, filename, "exec"), scope)
     function: Callable[..., Any] = scope[title]
+    hide_from_dynamo(function)
     return function
