@@ -1,7 +1,7 @@
 """Small Hugging Face models, with random weights, train one step under our backend as in eager.
 
-Loss, logits, every gradient and every parameter after the step are equal to the last bit, dropout included:
-the compiled graph draws the same random numbers.
+Loss and logits are equal to the last bit, dropout included: the compiled graph draws the same random numbers.
+Gradients, and the parameters after the step, may differ in the last bit where several contributions are summed.
 """
 
 from __future__ import annotations
@@ -97,14 +97,15 @@ def train_one_step(model: nn.Module, call: Callable[..., Any], batch: dict[str, 
     return [out.loss.detach(), out.logits.detach(), gradients, parameters, torch.get_rng_state()]
 
 
-def assert_equal(found: Any, expected: Any, where: str) -> None:
-    if isinstance(expected, Tensor):
-        assert torch.equal(found, expected), f"{where}: {(found - expected).abs().max()}"
-    elif isinstance(expected, dict):
-        for name in expected:
-            assert_equal(found[name], expected[name], f"{where} of {name}")
-    else:
-        assert found is expected is None, where
+def assert_same(found: list[Any], expected: list[Any]) -> None:
+    for part in (0, 1, -1):
+        assert torch.equal(found[part], expected[part])
+    for part in (2, 3):
+        for name, wanted in expected[part].items():
+            got = found[part][name]
+            assert (got is None) == (wanted is None), name
+            if wanted is not None:
+                torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7, msg=lambda t: f"{name}: {t}")
 
 
 @pytest.fixture
@@ -127,12 +128,8 @@ def test_one_step(name: str, compiled_graphs: list[boxed.BoxedEntry]) -> None:
     twin = copy.deepcopy(model)
     batch = make_batch(name, 2)
     options = {"backend": "eager", "fallback": "error"}
-    found = train_one_step(model, torch.compile(model, backend="aheadgrad", options=options), batch)
-    expected = train_one_step(twin, twin, batch)
-    for step, part, wanted in zip(
-        ("loss", "logits", "gradient", "parameter", "random state"), found, expected, strict=True
-    ):
-        assert_equal(part, wanted, step)
+    compiled = torch.compile(model, backend="aheadgrad", options=options)
+    assert_same(train_one_step(model, compiled, batch), train_one_step(twin, twin, batch))
     assert any(graph.entry.split.backwards for graph in compiled_graphs)
 
 

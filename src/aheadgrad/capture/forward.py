@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.entrances import Member
-from aheadgrad.capture.origins import origin_of_error
+from aheadgrad.capture.origins import origin_of_error, raised_by_torch
 from aheadgrad.capture.session import Session
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
@@ -88,11 +88,16 @@ def run(session: Session, call: Call) -> Forward:
         def see(value: Any) -> Any:
             return seen_by_real.get(id(value), value) if isinstance(value, Tensor) else value
 
+        with functional.outside():
+            generator = torch.get_rng_state()
         try:
             result = call.invoke(see)
         except Exception as error:
-            raise _explained(error) from error
+            raise explained(error) from error
         after = torch.is_grad_enabled()
+        with functional.outside():
+            if not torch.equal(generator, torch.get_rng_state()):
+                raise FallbackError("the random state is set inside the function")
         flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
@@ -196,7 +201,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(value)
 
 
-def _explained(error: Exception) -> Exception:
+def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
     where = f"\n  at {origin.file}:{origin.line}, in {origin.function}" if origin else ""
@@ -221,7 +226,9 @@ def _explained(error: Exception) -> Exception:
         return FallbackError("memory that an input had before set_ is written to")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
-    if isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error):
+    if raised_by_torch(error) and (
+        isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error)
+    ):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
     return error
 

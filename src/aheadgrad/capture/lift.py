@@ -19,7 +19,7 @@ from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
-from aheadgrad.errors import DataDependentError
+from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
 
@@ -31,6 +31,14 @@ _NEEDS_VALUE = {
     torch.Tensor.tolist: "Tensor.tolist()",
     torch.Tensor.__array__: "numpy conversion",
     torch.Tensor.data_ptr: "Tensor.data_ptr()",
+}
+_GET_GRAD = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_USES_GRAD_FIELD = {
+    torch.Tensor.backward: "backward() is called",
+    torch.autograd.backward: "backward() is called",
+    torch.Tensor.retain_grad: "retain_grad() is called",
+    _GET_GRAD: "the .grad of an input is read",
+    torch.Tensor.grad.__set__: "a .grad is set",  # type: ignore[attr-defined]
 }
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
@@ -73,6 +81,8 @@ class Lift(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
+            raise FallbackError(f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded")
         if func in _NEEDS_VALUE:
             raise DataDependentError(
                 f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
@@ -115,6 +125,8 @@ class Lift(TorchFunctionMode):
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is torch.Tensor.storage_offset:
+            self.session.reads_offsets = True
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):

@@ -35,6 +35,14 @@ def current_origin() -> Origin | None:
     return None
 
 
+def raised_by_torch(error: BaseException) -> bool:
+    """Did torch (or we) raise this, rather than the user's own code?"""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb is not None and not is_users(tb.tb_frame.f_code.co_filename)
+
+
 def origin_of_error(error: BaseException) -> Origin | None:
     """The innermost user's line in a traceback."""
     found = None

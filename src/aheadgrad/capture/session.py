@@ -21,9 +21,9 @@ from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.trace import Trace
-from aheadgrad.errors import CaptureError
+from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
-from aheadgrad.program.slots import ClosedOver, Slot
+from aheadgrad.program.slots import ClosedOver, Slot, UserInput
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
@@ -54,6 +54,7 @@ class Session:
         self._by_seen: dict[int, Entrance] = {}
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
+        self.reads_offsets = False
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)
@@ -110,6 +111,10 @@ class Session:
         """Lets a real tensor be known under an entrance made for another."""
         self._by_real[id(real)] = entrance
 
+    def is_leaf_input(self, t: Tensor) -> bool:
+        entrance = self.entrance_of(t) or self._by_real.get(id(t))
+        return entrance is not None and entrance.is_leaf
+
     def lift(self, real: Tensor) -> Tensor:
         """A real tensor met by the user's code: a hidden input from now on."""
         if isinstance(real, FakeTensor):
@@ -118,14 +123,16 @@ class Session:
         if known is None:
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
             known = self.enter(ClosedOver(str(number)), real)
+        elif isinstance(known.slot, UserInput):
+            raise FallbackError(f"{known.slot.describe()} is also reached from outside the arguments")
         return known.seen
 
     def _adopt(self, real: Tensor) -> Tensor:
         """A real tensor that reached the recorder directly, below autograd."""
         if real.requires_grad:
-            raise CaptureError(
-                "A tensor that requires grad was passed to an autograd.Function from outside the "
-                "compiled function. Pass it as an argument instead."
+            raise FallbackError(
+                "an autograd.Function gets a tensor that requires grad from outside the arguments; "
+                "pass it as an argument instead"
             )
         seen = self.lift(real)
         functional.sync(seen)

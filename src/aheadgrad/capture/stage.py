@@ -10,10 +10,11 @@ from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
-from aheadgrad.capture.forward import Call, Forward, Scalar, run
+from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
 from aheadgrad.conventions import in_graph
+from aheadgrad.errors import AheadgradError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -227,6 +228,9 @@ def _record_expected(captured: Captured, number: int, component: Component) -> G
     try:
         return captured.record(component, expected, state)
     except Exception as error:
+        ours = explained(error)
+        if isinstance(ours, AheadgradError):
+            raise ours from error
         captured.failures[number] = error
     if len(component.exits) == 1:
         return None

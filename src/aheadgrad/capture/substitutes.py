@@ -167,7 +167,18 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return windows.movedim(dim + 1, -1)
 
 
+def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The oneDNN kernel keeps its workspace out of sight of whoever records it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.backends.mkldnn.flags(enabled=False):
+            return func(*args, **kwargs)
+
+    return run
+
+
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    torch.lstm: _without_mkldnn(torch.lstm),
     torch.batch_norm: _batch_norm,
     torch.Tensor.unfold: _unfold,
     torch.dropout: _dropout,

@@ -118,7 +118,9 @@ class _Group:
             leaf = t.requires_grad and t.grad_fn is None
             return Fresh(t.requires_grad and not leaf, leaf, geometry=self._look(t))
         base = base_of(t)
-        if creation_meta(t) != CreationMeta.DEFAULT and base is not None and not _is_function_view(t):
+        if _is_function_view(t):
+            return FunctionView(t.requires_grad)
+        if creation_meta(t) != CreationMeta.DEFAULT and base is not None:
             return None
         if _is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
             return None

@@ -16,6 +16,7 @@ from aheadgrad.capture.forward import Call, Forward, SharedGroup
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
+from aheadgrad.program.slots import ClosedOver
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import (
     CreationMeta,
@@ -63,6 +64,7 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
         id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)
     }
     slots = {id(real): slot for slot, real in call.inputs}
+    _check_lifted(forward, facts)
     groups = []
     hands_out_parts = any(
         isinstance(v, Tensor) and is_view(v) and creation_meta(v) != CreationMeta.DEFAULT
@@ -73,6 +75,16 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
         if members:
             groups.append(_group(members, [slots[id(m)] for m in members]))
     return replace(call, shared=tuple(groups)) if groups else None
+
+
+def _check_lifted(forward: Forward, facts: dict[int, InputFacts]) -> None:
+    """A closed-over tensor that shares memory with another input may not be changed, nor the other."""
+    reals = [e.real for e in forward.session.entrances]
+    lifted = {id(e.real) for e in forward.session.entrances if isinstance(e.slot, ClosedOver)}
+    for tensors in storage_groups(reals) if lifted else ():
+        if len(tensors) > 1 and any(id(t) in lifted for t in tensors):
+            if any(_changes(facts[id(t)]) for t in tensors):
+                raise FallbackError("a closed-over tensor shares memory with an input, and one is changed")
 
 
 def _concerned(

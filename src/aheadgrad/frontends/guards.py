@@ -296,6 +296,8 @@ class GuardWriter:
 
 
 def depends_on_offsets(captured: Captured) -> bool:
+    if captured.session.reads_offsets:
+        return True
     if any(f.geometry for f in captured.facts.inputs) or captured.session.members:
         return True
     if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in captured.facts.outputs):
