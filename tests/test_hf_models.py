@@ -1,7 +1,7 @@
 """Small Hugging Face models, with random weights, train one step under our backend as in eager.
 
 Loss and logits are equal to the last bit, dropout included: the compiled graph draws the same random numbers.
-Gradients, and the parameters after the step, may differ in the last bit where several contributions are summed.
+Gradients, and parameters after the step, may differ in the last bit where several contributions are summed.
 """
 
 from __future__ import annotations

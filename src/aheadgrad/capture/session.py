@@ -148,6 +148,17 @@ class Session:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         self.no_views.append(entrance)
 
+    def forget_arguments(self) -> None:
+        """Drops the caller's tensors; what the function closes over stays known."""
+        nothing = torch.empty(0)
+        for e in self.entrances:
+            if not isinstance(e.slot, ClosedOver):
+                self._by_real.pop(id(e.real), None)
+                e.real = nothing
+        for m in self.members:
+            self._by_real.pop(id(m.real), None)
+            m.real = m.owner = nothing
+
     def shadow_of(self, entrance: Entrance) -> Tensor | None:
         """An alias of the memory that an input had at first, where it may have left it."""
         return next((s for e, s in self.shadows if e is entrance), None)

@@ -68,6 +68,14 @@ class Captured:
     def signature(self) -> Signature:
         return self.program.signature
 
+    def release(self) -> None:
+        """Lets go of the arguments of the call that was captured; the trace does not need them."""
+        if self.scalars or self.has_symbols:
+            return
+        self.call.inputs = []
+        self.call.invoke = _gone
+        self.session.forget_arguments()
+
     def explain(self) -> str:
         """The joint program, what was found about inputs and outputs, the time of each stage."""
         return explain_captured(self)
@@ -141,6 +149,10 @@ class Captured:
 
     def record(self, component: Component, pattern: Pattern, state: AutocastState | None) -> Gradients:
         return self.joint.record(component, pattern, around=autocast_as(state))
+
+
+def _gone(see: Any) -> Any:
+    raise AssertionError("this call was captured and let go")
 
 
 def target_slot(captured: Captured, target: Target) -> Slot:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aheadgrad.torchlayer.autograd import set_version, version
+from aheadgrad.torchlayer.dispatch import without_mkldnn
 
 
 def _batch_norm(
@@ -171,7 +172,7 @@ def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
     """The oneDNN kernel keeps its workspace out of sight of whoever records it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.backends.mkldnn.flags(enabled=False):
+        with without_mkldnn():
             return func(*args, **kwargs)
 
     return run

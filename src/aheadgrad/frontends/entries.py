@@ -172,6 +172,7 @@ class Compiled:
         rehearse(entry.captured)
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, reach, takes_any_keyword(target))
         check, run, source = writer.write(entry.run)
+        entry.captured.release()
         if any(isinstance(put, Given) for put in changed):
             run = functools.partial(_leave, run)
         return Guarded(check, run, entry.run, entry, source + "\n\n" + entry.source)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -28,6 +31,7 @@ __all__ = [
     "no_function_modes",
     "python_dispatcher",
     "transform_level",
+    "without_mkldnn",
 ]
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -41,6 +45,17 @@ no_function_modes = torch._C.DisableTorchFunction
 def python_dispatcher(*, on: bool) -> AbstractContextManager[Any]:
     """Composite ops taken apart by torch's Python versions, which know symbolic sizes."""
     return torch._C._EnablePythonDispatcher() if on else nullcontext()
+
+
+@contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """oneDNN kernels off. (`torch.backends.mkldnn.flags` warns about GPUs that are not there.)"""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def dual_level() -> int:
