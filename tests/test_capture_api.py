@@ -128,7 +128,7 @@ def test_closed_over_tensors() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(DataDependentError, match="test_capture_api.py"):
+    with pytest.raises(DataDependentError, match=r"test_capture_api\.py"):
         aheadgrad.capture(lambda x: x if x.sum() > 0 else -x, torch.ones(3))
     with pytest.raises(TypeError):
         aheadgrad.capture(fn, torch.ones(3))

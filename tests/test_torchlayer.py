@@ -68,7 +68,9 @@ def test_remembered_results_equal_computed_ones() -> None:
         again = ops.compute(op, (FakeTensor,), args, {})
         one, two = ([t] if isinstance(t, torch.Tensor) else list(t) for t in (first, again))
         assert all(x is not y for x, y in zip(one, two, strict=True))
-        assert [(x.size(), x.stride(), x.dtype) for x in one] == [(y.size(), y.stride(), y.dtype) for y in two]
+        assert [(x.size(), x.stride(), x.dtype) for x in one] == [
+            (y.size(), y.stride(), y.dtype) for y in two
+        ]
 
 
 def test_version_counters_can_be_read_and_set() -> None:
@@ -133,7 +135,12 @@ def test_tensor_check_notices_every_property() -> None:
     a, b = torch.zeros(2, 3), torch.zeros(3)
     check = guards.tensor_check([a, b])
     assert check(a, b) and check(torch.ones(2, 3), torch.ones(3))
-    for other in (torch.zeros(3, 2), torch.zeros(3, 2).t(), a.double(), torch.zeros(2, 3, requires_grad=True)):
+    for other in (
+        torch.zeros(3, 2),
+        torch.zeros(3, 2).t(),
+        a.double(),
+        torch.zeros(2, 3, requires_grad=True),
+    ):
         assert not check(other, b)
     assert not guards.tensor_check([a, torch.ones(2, 3)])(a, a)
 

@@ -1,7 +1,7 @@
 """aheadgrad: compiles PyTorch functions and modules ahead of time, forward and backward together.
 
-    import aheadgrad
-    fast = aheadgrad.compile(model)
+import aheadgrad
+fast = aheadgrad.compile(model)
 """
 
 from aheadgrad import errors

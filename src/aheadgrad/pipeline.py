@@ -1,12 +1,12 @@
 """The whole walk, in order. Every way in (compile, capture, compat, Dynamo) takes it.
 
-    call        what to capture: the user's function and its flat inputs
-    forward     ONE run of the function under functionalization
-    facts       what happened to inputs, what outputs share memory with
-    joint       gradients recorded in the same trace
-    split       forward and backward programs, and what is saved between them
-    compiled    executables
-    entry       one generated function with everything around the call
+call        what to capture: the user's function and its flat inputs
+forward     ONE run of the function under functionalization
+facts       what happened to inputs, what outputs share memory with
+joint       gradients recorded in the same trace
+split       forward and backward programs, and what is saved between them
+compiled    executables
+entry       one generated function with everything around the call
 """
 
 from __future__ import annotations

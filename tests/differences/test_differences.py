@@ -66,7 +66,7 @@ def expanded_write(x: Tensor) -> Tensor:
 
 
 def unfold_write(x: Tensor) -> Tensor:
-    x.unfold(0, 2, 2).add_(1)
+    x.unfold(0, 2, 1).zero_()
     return x
 
 
@@ -125,12 +125,3 @@ def test_what_cannot_be_recorded_runs_uncompiled(fn: Callable[..., Any], size: t
         warnings.simplefilter("error")
         compiled(torch.ones(size))  # told once
     assert list(compiled.fallbacks.values()) == [2]
-
-
-def test_python_values_from_outside_are_taken_at_compile_time() -> None:
-    scale = [2.0]
-    fast = aheadgrad.compile(lambda x: x * scale[0])
-    x = torch.ones(2)
-    assert torch.equal(fast(x), torch.full((2,), 2.0))
-    scale[0] = 3.0
-    assert torch.equal(fast(x), torch.full((2,), 2.0))  # eager: 3

@@ -51,7 +51,9 @@ def write_body(
         if node.op == "call_function":
             script.line(f"{names[node]} = {_call(node, names, script.names)}")
         elif node.op == "get_attr":
-            script.line(f"{names[node]} = {script.names.name(program.constants[str(node.target)], 'constant')}")
+            script.line(
+                f"{names[node]} = {script.names.name(program.constants[str(node.target)], 'constant')}"
+            )
         if node.op == "output":
             continue
         dead = [n for n in last_use.get(node, ()) if not (keep_places and n.op == "placeholder")]

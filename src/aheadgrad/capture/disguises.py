@@ -144,9 +144,7 @@ def _check_in_place(t: Tensor) -> None:
     base = base_of(t) if is_view(t) else None
     if base is None:
         if t.is_leaf:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation."
-            )
+            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         return
     if base.requires_grad and base.is_leaf:
         raise RuntimeError(

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from aheadgrad.torchlayer import functional, random
-from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
+from aheadgrad.torchlayer.fake import quiet_logs
 
 
 @contextmanager

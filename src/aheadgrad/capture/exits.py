@@ -78,9 +78,7 @@ def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list
     """Leaves that the function made itself and returned: gradients stop (and arrive) there."""
     found: list[Any] = []
     for j, fact in enumerate(facts.outputs):
-        if isinstance(fact, Fresh) and fact.leaf:
-            found.append(("output", j, outputs[j]))
-        elif isinstance(fact, ViewOf) and fact.leaf:
+        if (isinstance(fact, Fresh) and fact.leaf) or (isinstance(fact, ViewOf) and fact.leaf):
             found.append(("output", j, outputs[j]))
     for r, root in enumerate(facts.roots):
         if isinstance(root, AliasRoot) and root.leaf:

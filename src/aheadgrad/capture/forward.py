@@ -1,7 +1,7 @@
 """The one run of the user's function.
 
-    forward = run(session, call)
-    forward.outputs        # the flat outputs as the trace sees them
+forward = run(session, call)
+forward.outputs        # the flat outputs as the trace sees them
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aheadgrad.capture.origins import origin_of_error, raised_by_torch
 from aheadgrad.capture.session import Session
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
@@ -91,12 +91,13 @@ def run(session: Session, call: Call) -> Forward:
         with functional.outside():
             generator = torch.get_rng_state()
         try:
-            result = call.invoke(see)
+            with random.noticing_changes() as set_inside:
+                result = call.invoke(see)
         except Exception as error:
             raise explained(error) from error
         after = torch.is_grad_enabled()
         with functional.outside():
-            if not torch.equal(generator, torch.get_rng_state()):
+            if set_inside or not torch.equal(generator, torch.get_rng_state()):
                 raise FallbackError("the random state is set inside the function")
         flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [

@@ -118,9 +118,7 @@ def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Tenso
     if not leaves:  # nothing to reach, but the way there may raise
         torch.autograd.backward(outputs, tangents, retain_graph=True)
         return ()
-    return torch.autograd.grad(
-        outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True
-    )
+    return torch.autograd.grad(outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True)
 
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:

@@ -32,13 +32,14 @@ _NEEDS_VALUE = {
     torch.Tensor.__array__: "numpy conversion",
     torch.Tensor.data_ptr: "Tensor.data_ptr()",
 }
-_GET_GRAD = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_GRAD_FIELD: Any = torch.Tensor.grad
+_GET_GRAD = _GRAD_FIELD.__get__
 _USES_GRAD_FIELD = {
     torch.Tensor.backward: "backward() is called",
     torch.autograd.backward: "backward() is called",
     torch.Tensor.retain_grad: "retain_grad() is called",
     _GET_GRAD: "the .grad of an input is read",
-    torch.Tensor.grad.__set__: "a .grad is set",  # type: ignore[attr-defined]
+    _GRAD_FIELD.__set__: "a .grad is set",
 }
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
@@ -82,7 +83,9 @@ class Lift(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
-            raise FallbackError(f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded")
+            raise FallbackError(
+                f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
+            )
         if func in _NEEDS_VALUE:
             raise DataDependentError(
                 f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
@@ -146,7 +149,11 @@ class Lift(TorchFunctionMode):
             check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
         records = self.session.trace.records
         before = len(records)
-        out = set_item(*args) if func is torch.Tensor.__setitem__ else func(*args, **kwargs)
+        out = None
+        if func is torch.Tensor.__setitem__:
+            set_item(*args)
+        else:
+            out = func(*args, **kwargs)
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
             looks.written(t, geometry, siblings)

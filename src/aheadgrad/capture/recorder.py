@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from aheadgrad.torchlayer import trees as pytree
 
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,

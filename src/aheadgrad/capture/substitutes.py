@@ -102,9 +102,7 @@ def _functional_batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     if running_mean is None or running_var is None:
-        return functional.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
+        return functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if training:
         functional._verify_batch_size(input.size())  # type: ignore[attr-defined]
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)

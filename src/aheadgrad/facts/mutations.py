@@ -52,9 +52,7 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
 def _adopted(session: Session, entrance: Entrance) -> int | None:
     """The input whose memory an input has taken over."""
     key = functional.storage_key(entrance.seen)
-    return next(
-        (i for i, e in enumerate(session.entrances) if e is not entrance and e.storage == key), None
-    )
+    return next((i for i, e in enumerate(session.entrances) if e is not entrance and e.storage == key), None)
 
 
 def _old_memory_changed(session: Session, entrance: Entrance) -> bool:

@@ -52,9 +52,7 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
     return Recipe(geometry=session.look(target))
 
 
-def _steps(
-    session: Session, source: Tensor, target: Tensor, wanted: list[object]
-) -> tuple[Step, ...] | None:
+def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object]) -> tuple[Step, ...] | None:
     """The recorded view ops, or None when they do not lead to the target's sizes and strides."""
     if not wanted:
         return () if session.look(source) == session.look(target) else None

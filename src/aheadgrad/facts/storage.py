@@ -43,10 +43,10 @@ def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
 def extent(t: Tensor) -> tuple[int, int]:
     """First and last byte that a tensor may touch in its storage."""
     size = t.element_size()
-    first = t.storage_offset() * size
+    first = int(t.storage_offset()) * size
     if t.numel() == 0:
         return first, first - 1
-    last = sum((n - 1) * s for n, s in zip(t.size(), t.stride(), strict=True))
+    last = sum((int(n) - 1) * int(s) for n, s in zip(t.size(), t.stride(), strict=True))
     return first, first + (last + 1) * size - 1
 
 
@@ -60,9 +60,7 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     if call.shared:
         return None
     session = forward.session
-    facts = {
-        id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)
-    }
+    facts = {id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)}
     slots = {id(real): slot for slot, real in call.inputs}
     _check_lifted(forward, facts)
     groups = []
@@ -82,14 +80,12 @@ def _check_lifted(forward: Forward, facts: dict[int, InputFacts]) -> None:
     reals = [e.real for e in forward.session.entrances]
     lifted = {id(e.real) for e in forward.session.entrances if isinstance(e.slot, ClosedOver)}
     for tensors in storage_groups(reals) if lifted else ():
-        if len(tensors) > 1 and any(id(t) in lifted for t in tensors):
-            if any(_changes(facts[id(t)]) for t in tensors):
-                raise FallbackError("a closed-over tensor shares memory with an input, and one is changed")
+        reached = len(tensors) > 1 and any(id(t) in lifted for t in tensors)
+        if reached and any(_changes(facts[id(t)]) for t in tensors):
+            raise FallbackError("a closed-over tensor shares memory with an input, and one is changed")
 
 
-def _concerned(
-    tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool
-) -> list[Tensor]:
+def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool) -> list[Tensor]:
     """Those of one storage that have to enter together.
 
     Parts that do not touch are independent, but for one thing: they share a version counter,

@@ -268,7 +268,9 @@ def _structure_text(spec: Any, texts: Iterator[str], names: Namespace) -> str:
     return f"{names.name(rebuild, 'rebuild')}([{leaves}])"
 
 
-def capture(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Captured:
+def capture(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Captured:
     """Stops after the joint program."""
     places = modules.holders(fn) if isinstance(fn, nn.Module) else []
     target = fn.forward if isinstance(fn, nn.Module) else fn

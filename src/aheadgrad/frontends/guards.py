@@ -85,11 +85,12 @@ class GuardWriter:
     def _ambient(self) -> None:
         name = self.names.name
         grad = self.captured.forward.grad_mode_before
+        inference = torch.is_inference_mode_enabled()
         tests = [
             f"{name(torch.is_grad_enabled, 'is_grad_enabled')}() is {grad}",
             f"{name(transform_level, 'transform_level')}() is None",
             f"{name(forward_ad, 'forward_ad')}._current_level < 0",
-            f"{name(torch.is_inference_mode_enabled, 'is_inference')}() is {torch.is_inference_mode_enabled()}",
+            f"{name(torch.is_inference_mode_enabled, 'is_inference')}() is {inference}",
             f"{name(torch.get_default_dtype, 'default_dtype')}() is "
             f"{self.names.literal(torch.get_default_dtype())}",
         ]

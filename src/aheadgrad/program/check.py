@@ -1,6 +1,6 @@
 """The checker beside the structure: is this program well formed and functional?
 
-    check(program)      # raises InvalidProgram, with the nodes around the fault
+check(program)      # raises InvalidProgram, with the nodes around the fault
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ class Backward:
         program = self.programs.get((pattern, state))
         if program is None:
             if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
-                usual = tuple(
-                    None if p is None else e for p, e in zip(pattern, self.expected, strict=True)
-                )
+                usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern:
                     return self.run(saved, tuple(map(_laid_out, tangents, self.expected)))
             with self._lock:

@@ -1,8 +1,8 @@
 """The emitter: straight-line Python, readable, registered so that tracebacks and debuggers show it.
 
-    script = Script("entry")
-    script.line("y = mul(x, 2)")
-    fn = script.function(["x"], ["y"])
+script = Script("entry")
+script.line("y = mul(x, 2)")
+fn = script.function(["x"], ["y"])
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Namespace:
 
     def literal(self, value: Any) -> str:
         """The value as source text, or a name bound to it."""
-        if value is None or isinstance(value, bool | int | str) and type(value) in (bool, int, str, type(None)):
+        if value is None or (
+            isinstance(value, bool | int | str) and type(value) in (bool, int, str, type(None))
+        ):
             return repr(value)
         if self.sizes is not None and is_symbolic(value):
             return self.sizes.text(value)

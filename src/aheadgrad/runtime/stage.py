@@ -213,10 +213,16 @@ def _view_results(captured: Captured) -> frozenset[int]:
     found = set()
     seen: set[int] = set()
     for i, e in enumerate(captured.exits):
-        if not isinstance(e.value, Tensor) or not (isinstance(e.slot, UpdatedInput) or is_own(captured, e.slot)):
+        if not isinstance(e.value, Tensor) or not (
+            isinstance(e.slot, UpdatedInput) or is_own(captured, e.slot)
+        ):
             continue
         made = captured.session.trace.producer(e.value)
-        if made is None or is_view_op(captured.session.trace.records[made.record].target) or id(e.value) in seen:
+        if (
+            made is None
+            or is_view_op(captured.session.trace.records[made.record].target)
+            or id(e.value) in seen
+        ):
             found.add(i)
         seen.add(id(e.value))
     return frozenset(found)
@@ -227,7 +233,7 @@ def find_direct(
 ) -> Direct | None:
     """The direct form of the only node, for a call that has nothing to do around its program."""
     session = captured.session
-    inline = getattr(forward, "inline", None)
+    inline: Any = getattr(forward, "inline", None)
     plain = (
         inline is not None
         and captured.forward.grad_mode_before

@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from aheadgrad.torchlayer.trees import tree_leaves
 
 from aheadgrad.testing.observe import Inputs, Raised
 from aheadgrad.testing.runs import Around, Record, Scenario, run
+from aheadgrad.torchlayer.trees import tree_leaves
 
 __all__ = ["Disagreement", "Inputs", "Tolerance", "assert_same", "compare"]
 

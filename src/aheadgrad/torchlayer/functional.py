@@ -1,10 +1,10 @@
 """C++ functionalization: wrappers that turn in-place programs into functional ones.
 
-    with enabled():
-        x = wrap(fake)          # user code sees an ordinary tensor it may mutate
-        x.mul_(2)
-        sync(x)
-        unwrap(x)               # the fake tensor that holds x's latest value
+with enabled():
+    x = wrap(fake)          # user code sees an ordinary tensor it may mutate
+    x.mul_(2)
+    sync(x)
+    unwrap(x)               # the fake tensor that holds x's latest value
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def below() -> Iterator[None]:
 
 
 def has_data_mutation(t: Tensor) -> bool:
-    return bool(torch._functionalize_has_data_mutation(t))
+    return bool(torch._functionalize_has_data_mutation(t))  # type: ignore[attr-defined]
 
 
 def has_metadata_mutation(t: Tensor) -> bool:
@@ -93,12 +93,8 @@ def same_step(a: object, b: object) -> bool:
 
 def replay_steps(base: Tensor, steps: list[object]) -> Tensor:
     """Applies view steps to an (unwrapped) tensor."""
-    out: Tensor = _views.apply_view_meta_sequence(base, steps)
+    out: Tensor = _views.apply_view_meta_sequence(base, steps)  # type: ignore[arg-type]
     return out
-
-
-def is_multi_output_view(t: Tensor) -> bool:
-    return bool(torch._functionalize_is_multi_output_view(t))
 
 
 def version_of(t: Tensor) -> int:

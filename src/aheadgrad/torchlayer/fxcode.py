@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+
 from aheadgrad.torchlayer import trees as pytree
 
 

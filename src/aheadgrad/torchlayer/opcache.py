@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from aheadgrad.torchlayer import trees as pytree
 
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 
@@ -131,9 +131,8 @@ class _TensorSpec:
             room = torch.empty(0, dtype=self.dtype, device=_META)
             room.set_(storage, self.offset, self.size, self.stride)
         out = FakeTensor(mode, room, self.device)
-        out._aheadgrad_key = self.key
+        out._aheadgrad_key = self.key  # type: ignore[attr-defined]
         return out
-
 
     def _room(self) -> torch.UntypedStorage:
         last = sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
