@@ -18,6 +18,7 @@ from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
@@ -116,7 +117,8 @@ class Joint:
 
 def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Tensor]) -> Any:
     if not leaves:  # nothing to reach, but the way there may raise
-        torch.autograd.backward(outputs, tangents, retain_graph=True)
+        with no_function_modes():
+            torch.autograd.backward(outputs, tangents, retain_graph=True)
         return ()
     return torch.autograd.grad(outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True)
 

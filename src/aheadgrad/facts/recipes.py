@@ -61,7 +61,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
     try:
         with functional.outside(), log:
             end = functional.replay_steps(start, wanted)
-    except RuntimeError:
+    except (RuntimeError, IndexError, ValueError):
         return None
     got, look = geometry_of(end), session.look(target)
     same = got.size == look.size if target.numel() == 0 else got == look  # fakes make up strides of nothing
