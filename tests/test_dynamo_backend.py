@@ -412,6 +412,32 @@ def test_own_backend_and_partition_function() -> None:
     assert seen == ["partition", "forward", "backward"]
 
 
+@pytest.mark.parametrize("name", ["rows", "both", "int", "float", "no grad"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_drop_in_inside_a_backend_of_the_callers_own(name: str, keep: bool) -> None:
+    placeholders: list[list[Any]] = []
+
+    @compat.make_boxed_compiler
+    def note(graph: fx.GraphModule, inputs: list[Any]) -> fx.GraphModule:
+        placeholders.append(inputs)
+        return graph
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Any:
+        compiled = compat.aot_module_simplified(
+            gm, inputs, fw_compiler=note, bw_compiler=compat.nop, keep_inference_input_mutations=keep
+        )
+        return compiled
+
+    fn, make = CHANGING[name]
+    compiled = torch.compile(fn, backend=backend)
+    for call in range(4):
+        for part, wanted in zip(observe(compiled, make, call), observe(fn, make, call), strict=True):
+            close(part, wanted)
+    assert len(placeholders) == 2
+    if name != "float":
+        assert any(isinstance(value, torch.SymInt) for value in placeholders[1])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

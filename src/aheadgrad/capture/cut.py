@@ -68,9 +68,15 @@ class Cutter:
     """Cuts programs out of one trace; names are given once, in the order in which ops ran."""
 
     def __init__(
-        self, trace: Trace, copies: Iterable[tuple[Tensor, Any]] = (), *, parts_first: bool = False
+        self,
+        trace: Trace,
+        copies: Iterable[tuple[Tensor, Any]] = (),
+        *,
+        sized: bool = False,
+        parts_first: bool = False,
     ) -> None:
         self.trace = trace
+        self.sized = sized  # are there symbolic sizes?
         self.parts_first = parts_first  # parts of a result stand right after the op, used or not yet
         self.names = Names()
         self.named = 0
@@ -237,7 +243,7 @@ class _Builder:
         self.written: dict[int, fx.Node] = {}
         self.used: set[int] = set()
         self.constants: dict[str, Any] = {}
-        self.symbols = SymbolNodes(self.graph, cutter.symbol_name, cutter.names.fresh)
+        self.symbols = SymbolNodes(self.graph, cutter.symbol_name, cutter.names.fresh, on=cutter.sized)
 
     def place_inputs(self, inputs: list[Port], touched: set[int]) -> None:
         for port in inputs:
@@ -253,7 +259,10 @@ class _Builder:
             copy = self.cutter.copies.get(id(port.value))
             if copy is not None and id(port.value) in touched and not port.name.startswith(copy.name):
                 node = self.graph.create_node(
-                    "call_function", copy.target, (self.env[id(port.value)], *copy.args), name=copy.name
+                    "call_function",
+                    copy.target,
+                    (self.env[id(port.value)], *self._argument(copy.args)),
+                    name=copy.name,
                 )
                 node.meta["val"] = port.value
                 self.env[id(port.value)] = node

@@ -221,6 +221,8 @@ def explained(error: Exception) -> Exception:
         return error
     if type(error) is RuntimeError and str(error).startswith("index_copy_(): When source"):
         return IndexError(str(error))  # as the kernel calls it; the fake one does not
+    if "are out of bounds for storage of size" in str(error):
+        return FallbackError("autograd addresses memory that the recorded tensors do not have")
     if "INTERNAL ASSERT FAILED" in str(error):
         return FallbackError("autograd cannot replay the views of this function")
     if "cannot mutate tensors with frozen storage" in str(error):

@@ -172,16 +172,16 @@ def _components(
             else:
                 rest.append(group)
         groups = [*rest, (members, nodes)]
-    components = [_component(sorted(m), nodes, reach, targets, one_node) for m, nodes in groups]
+    components = [_component(sorted(m), nodes, reach, targets) for m, nodes in groups]
     components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
     return sorted(components, key=lambda c: c.exits[0])
 
 
 def _component(
-    members: list[int], nodes: set[Any], reach: dict[int, Any], targets: list[Target], one_node: bool
+    members: list[int], nodes: set[Any], reach: dict[int, Any], targets: list[Target]
 ) -> Component:
     leaves = {id(leaf): leaf for i in members for leaf in reach[i][1]}
-    wanted = [t for t in targets if one_node or id(t.leaf) in leaves]
+    wanted = [t for t in targets if id(t.leaf) in leaves]
     known = {id(t.leaf) for t in targets}
     others = [leaf for key, leaf in leaves.items() if key not in known]
     return Component(members, wanted, nodes, others, {i: reach[i][0] for i in members})

@@ -143,6 +143,9 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
+        if name != "__setitem__":
+            for t, *_ in written:
+                self.session.must_not_get_a_second_history(t)
         if name == "__setitem__":
             name = _check_item(*args)
         elif len(written) == 1:

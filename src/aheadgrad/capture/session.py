@@ -148,6 +148,15 @@ class Session:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         self.no_views.append(entrance)
 
+    def must_not_get_a_second_history(self, t: Tensor) -> None:
+        """A view that came without grad and got a history through a part of it: eager takes it for
+        a leaf, or not, depending on whether it was used in between."""
+        entrance = self.entrance_of(t)
+        if entrance is None or entrance.required_grad or not t.requires_grad:
+            return
+        if torch.is_grad_enabled() and is_view(entrance.real):
+            raise FallbackError("an input that is a view without grad gets a history more than once")
+
     def forget_arguments(self) -> None:
         """Drops the caller's tensors; what the function closes over stays known."""
         nothing = torch.empty(0)

@@ -54,7 +54,9 @@ class Captured:
         copied: list[tuple[Tensor, Any]] = []
         if self.options.one_node and self.joint.components:
             copied = in_graph.copies(self.session, self.facts, self.in_graph_updates)
-        self.cutter = Cutter(self.session.trace, copied, parts_first=self.options.one_node)
+        self.cutter = Cutter(
+            self.session.trace, copied, sized=self.session.sized, parts_first=self.options.one_node
+        )
 
     @property
     def session(self) -> Session:

@@ -13,7 +13,7 @@ from aheadgrad.capture.session import Session
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import is_view, version
+from aheadgrad.torchlayer.autograd import base_of, is_view, version
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 
@@ -76,6 +76,8 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     before = Geometry(member.size, member.stride, member.offset)
     history = member.seen.grad_fn if member.is_root else None
     changed = member.is_root and _history_changed(session, member.seen, history, member.history)
+    if not member.is_root and not member.required_grad and _made_a_leaf(member.seen):
+        raise FallbackError("a view among inputs that share memory is made a leaf inside")
     becomes_leaf = None
     if member.is_root and history is None and member.seen.requires_grad != member.required_grad:
         becomes_leaf = member.seen.requires_grad
@@ -86,6 +88,12 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
         history_changed=changed or _reshaped_in_sight(session, member.seen),
         becomes_leaf=becomes_leaf,
     )
+
+
+def _made_a_leaf(view: Tensor) -> bool:
+    """`requires_grad_()` on a view whose base requires no grad."""
+    base = base_of(view)
+    return view.requires_grad and base is not None and not base.requires_grad
 
 
 def _reshaped_in_sight(session: Session, seen: Tensor) -> bool:

@@ -120,6 +120,8 @@ def saved_sizes(
     cutter: Cutter, inputs: list[tuple[Slot, Any]], gradients: list[Gradients], saved: list[SavedValue]
 ) -> tuple[tuple[str, Any], ...]:
     """Each symbol that the backward needs is saved as a number."""
+    if not cutter.sized:
+        return ()
     numbers: dict[Any, tuple[str, Any]] = {}
     found: list[tuple[str, Any]] = []
     for symbol in needed_symbols(cutter, gradients, saved):

@@ -54,6 +54,8 @@ class Namespace:
             return repr(value)
         if self.sizes is not None and is_symbolic(value):
             return self.sizes.text(value)
+        if isinstance(value, torch.Size) and any(map(is_symbolic, value)):
+            return f"{self.name(torch.Size, 'Size')}({self.literal(list(value))})"
         if type(value) is float and math.isfinite(value):
             return repr(value)
         if type(value) in (list, tuple):

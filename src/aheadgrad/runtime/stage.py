@@ -14,9 +14,9 @@ from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import CaptureError, InvalidProgram
-from aheadgrad.facts.facts import Fresh, InputFacts
+from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
-from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms, backward_program
+from aheadgrad.partition.split import SavedSet, SplitPrograms, backward_program
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
@@ -25,6 +25,7 @@ from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.padded import padded
+from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import LaidOutBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -48,8 +49,9 @@ def make_entry(
     captured: Captured, split: SplitPrograms, compiled: Executables, options: Options, journal: Journal
 ) -> Entry:
     nodes, node_sources = [], []
+    saved_names = SavedNames(captured, split)
     for number, component in enumerate(captured.joint.components):
-        call, source = _node(captured, split, compiled, options, number, component)
+        call, source = _node(captured, split, compiled, options, number, component, saved_names)
         nodes.append(call)
         node_sources.append(source)
     assembly = Assembly(
@@ -82,6 +84,7 @@ def _node(
     options: Options,
     number: int,
     component: Component,
+    saved_names: SavedNames,
 ) -> tuple[NodeCall, str]:
     saved = split.saved[number]
     expected = captured.joint.expected_pattern(component)
@@ -92,7 +95,8 @@ def _node(
         return _make_backward(captured, options, component, saved, known, pattern, state)
 
     watched = watches(captured, component, saved)
-    direct = find_direct(captured, split, compiled.forward, component, watched)
+    tensor_names = [saved_names.of(component, s) for s in saved.tensors]
+    direct = find_direct(captured, split, compiled.forward, component, watched, tensor_names)
     runs = _backward(captured, component, expected, known, make)
     apply, source = make_node(
         runs,
@@ -105,7 +109,6 @@ def _node(
         Failure(captured.failures[number]) if number in captured.failures else None,
         direct,
     )
-    tensor_names = [_saved_name(captured, split, component, s) for s in saved.tensors]
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
     call = NodeCall(
         apply,
@@ -164,44 +167,6 @@ def _make_backward(
         return padded(known, outputs, captured.joint.expected_pattern(component), pattern)
 
 
-def _saved_name(captured: Captured, split: SplitPrograms, component: Component, saved: SavedValue) -> str:
-    """Where the entry function finds a value to save: an input, or a result of the forward."""
-    value = saved.value
-    first = len(captured.exits)
-    if saved.copied:
-        return f"r{first + split.all_saved.tensors.index(saved)}"
-    for i, entrance in enumerate(captured.session.entrances):
-        if entrance.value is value:
-            return f"p{i}"
-    for fact, updated in _updates(captured):
-        if updated is value and not fact.history_changed and fact.geometry is None and fact.index >= 0:
-            return f"p{fact.index}"  # holds the same values by now, and eager saves it too
-    own = set(component.exits)
-    for i, e in enumerate(captured.exits):
-        if e.value is value and i in own:
-            return f"r{i}"
-    position = next(k for k, s in enumerate(split.all_saved.tensors) if s.value is value)
-    shared = any(e.value is value and e.differentiable for e in captured.exits)
-    if any(f.version_bumps for f in captured.facts.inputs):
-        made = captured.session.trace.producer(value)
-        shared |= made is not None and is_view_op(captured.session.trace.records[made.record].target)
-    return f"r{first + position}" + (".detach()" if shared else "")
-
-
-def _updates(captured: Captured) -> list[tuple[InputFacts, Tensor]]:
-    """Inputs whose data the call changes in sight of the version counter, with their new values."""
-    exits = iter(e for e in captured.exits if isinstance(e.slot, UpdatedInput))
-    found = []
-    for fact in captured.facts.inputs:
-        if fact.index in captured.in_graph_updates:
-            continue
-        if fact.data_changed or fact.geometry or fact.storage_changed:
-            value = next(exits).value
-            if fact.data_changed and not fact.storage_changed and fact.version_bumps:
-                found.append((fact, value))
-    return found
-
-
 def _size_name(split: SplitPrograms, name: str) -> str:
     names = [n for n, _ in split.all_saved.sizes]
     outputs = len(split.forward.signature.outputs)
@@ -229,7 +194,12 @@ def _view_results(captured: Captured) -> frozenset[int]:
 
 
 def find_direct(
-    captured: Captured, split: SplitPrograms, forward: Any, component: Component, watched: list[Any]
+    captured: Captured,
+    split: SplitPrograms,
+    forward: Any,
+    component: Component,
+    watched: list[Any],
+    saved: list[str],
 ) -> Direct | None:
     """The direct form of the only node, for a call that has nothing to do around its program."""
     session = captured.session
@@ -249,13 +219,12 @@ def find_direct(
     )
     if not plain or not component.targets:
         return None
-    saved = tuple(_saved_name(captured, split, component, s) for s in split.saved[0].tensors)
     return Direct(
         inline,
         tuple(f"p{i}" for i in range(len(session.entrances))),
         tuple(t.index for t in component.targets),
         len(split.forward.signature.outputs),
         _view_results(captured),
-        saved,
+        tuple(saved),
         len(component.exits),
     )

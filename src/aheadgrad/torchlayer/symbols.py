@@ -94,11 +94,15 @@ class _Arithmetic(GraphAppendingTracer):
 class SymbolNodes:
     """Nodes for symbols and expressions in one graph, made when first needed.
 
-    `name` gives a size the same name in all graphs of one trace, `fresh` gives new ones.
+    `name` gives a size the same name in all graphs of one trace, `fresh` gives new ones; `on` tells
+    whether there are symbols at all.
     """
 
-    def __init__(self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str]) -> None:
+    def __init__(
+        self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str], *, on: bool
+    ) -> None:
         self.graph = graph
+        self.on = on
         self.name = name
         self.fresh = fresh
         self.known: dict[Any, fx.Node] = {}
@@ -109,6 +113,8 @@ class SymbolNodes:
             self.known.setdefault(expression(value), node)
 
     def learn_tensor(self, value: Tensor, node: fx.Node) -> None:
+        if not self.on:
+            return
         for op, args, number in places(value):
             self.sources.setdefault(expression(number), (node, op, args, number))
 
