@@ -18,6 +18,7 @@ from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import set_grad_enabled
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
@@ -28,7 +29,8 @@ Pattern = tuple[Layout, ...]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Something a gradient is taken of: an input, or a leaf made inside."""
+    """Something a gradient is taken of: an input, a leaf made inside, or (from the second order on) a
+    tangent of the order before."""
 
     kind: str
     index: int
@@ -55,6 +57,15 @@ class Gradients:
     tangents: list[FakeTensor | None]
     grads: list[Any]
     phase: str
+    traced: Traced | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """The tangents and gradients of a backward that can be differentiated again, as autograd sees them."""
+
+    tangents: list[Tensor | None]
+    grads: list[Tensor | None]
 
 
 class Joint:
@@ -63,7 +74,6 @@ class Joint:
     def __init__(self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool) -> None:
         self.session = session
         self.exits = exits
-        self.recorded = 0
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         self.components = _components(exits, differentiable, targets, one_node)
 
@@ -72,39 +82,50 @@ class Joint:
         return tuple(tangent_layout(self.exits[i].traced) for i in component.exits)
 
     def record(
-        self, component: Component, pattern: Pattern, targets: list[Target] | None = None, around: Any = None
+        self,
+        component: Component,
+        pattern: Pattern,
+        around: Any = None,
+        requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
-        """Records a backward; raises what eager would raise in that backward."""
+        """Records a backward; raises what eager would raise in that backward.
+
+        With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
+        have a history of their own.
+        """
         session = self.session
-        self.recorded += 1
-        session.trace.phase = phase = f"backward {self.recorded}"
-        wanted = component.targets if targets is None else targets
-        leaves = [t.leaf for t in wanted] + component.other_leaves
+        session.trace.backwards += 1
+        session.trace.phase = phase = f"backward {session.trace.backwards}"
+        leaves = [t.leaf for t in component.targets] + component.other_leaves
         try:
             with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
-                given = [t for t in tangents if t is not None]
-                writes = BackwardWrites(session, list(zip(given, wrapped, strict=True)))
+                if requiring is not None:
+                    set_grad_enabled(True)
+                    for t, required in zip(wrapped, requiring, strict=True):
+                        if t is not None:
+                            t.requires_grad_(required)
+                given = [(t, w) for t, w in zip(tangents, wrapped, strict=True) if t is not None]
+                writes = BackwardWrites(session, given)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
-                raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
+                outputs = [self.exits[i].traced for i in present]
+                raw = _gradients(outputs, leaves, [w for _, w in given], requiring is not None)
                 session.trace.read_off = len(session.trace.records)
-                grads = []
-                for g in raw[: len(wanted)]:
-                    if g is not None:
-                        functional.sync(g)
-                        g = functional.unwrap(g)
-                    grads.append(g)
+                raw = list(raw[: len(component.targets)])
+                grads = [None if g is None else _latest(g) for g in raw]
                 writes.record()
         finally:
             session.trace.phase = "forward"
-        return Gradients(component, pattern, tangents, grads, phase)
+        traced = None if requiring is None else Traced(wrapped, raw)
+        return Gradients(component, pattern, tangents, grads, phase, traced)
 
-    def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Tensor]]:
+    def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Any]]:
         values: list[FakeTensor | None] = []
-        wrapped = []
+        wrapped: list[Tensor | None] = []
         for i, layout in zip(component.exits, pattern, strict=True):
             if layout is None:
                 values.append(None)
+                wrapped.append(None)
                 continue
             like = self.exits[i].traced
             with functional.outside():
@@ -115,12 +136,19 @@ class Joint:
         return values, wrapped
 
 
-def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Tensor]) -> Any:
+def _latest(traced: Tensor) -> Any:
+    functional.sync(traced)
+    return functional.unwrap(traced)
+
+
+def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Any], higher: bool) -> Any:
     if not leaves:  # nothing to reach, but the way there may raise
         with no_function_modes():
-            torch.autograd.backward(outputs, tangents, retain_graph=True)
+            torch.autograd.backward(outputs, tangents, retain_graph=True, create_graph=higher)
         return ()
-    return torch.autograd.grad(outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True)
+    return torch.autograd.grad(
+        outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True, create_graph=higher
+    )
 
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:

@@ -63,6 +63,15 @@ class Captured:
         return self.forward.session
 
     @property
+    def order(self) -> int:
+        """Which derivatives the exits are."""
+        return 0
+
+    @property
+    def one_node(self) -> bool:
+        return self.options.one_node
+
+    @property
     def graph(self) -> fx.Graph:
         return self.program.graph
 
@@ -117,10 +126,15 @@ class Captured:
         before |= {id(m.owner) for m in self.session.members if id(m.real) in before}
         return sum(id(e.real) in before for e in self.session.entrances)
 
+    def slot_of(self, target: Target) -> Slot:
+        if target.kind == "input":
+            return self.session.entrances[target.index].slot
+        return UserOutput(target.index)
+
     def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
         """What a backward returns: the targets' gradients; in the drop-in's graphs, one per input."""
         grads = zip(g.component.targets, g.grads, strict=True)
-        found: list[tuple[Slot, Any]] = [(Gradient(target_slot(self, t)), grad) for t, grad in grads]
+        found: list[tuple[Slot, Any]] = [(Gradient(self.slot_of(t)), grad) for t, grad in grads]
         if not self.options.one_node:
             return found
         by_input = {t.index: k for k, t in enumerate(g.component.targets) if t.kind == "input"}
@@ -149,18 +163,18 @@ class Captured:
             outputs += self.gradient_outputs(g)
         return self.cutter.cut("joint", ports, outputs, phases, in_graph.writes(self))
 
-    def record(self, component: Component, pattern: Pattern, state: AutocastState | None) -> Gradients:
-        return self.joint.record(component, pattern, around=autocast_as(state))
+    def record(
+        self,
+        component: Component,
+        pattern: Pattern,
+        state: AutocastState | None,
+        requiring: tuple[bool, ...] | None = None,
+    ) -> Gradients:
+        return self.joint.record(component, pattern, autocast_as(state), requiring)
 
 
 def _gone(see: Any) -> Any:
     raise AssertionError("this call was captured and let go")
-
-
-def target_slot(captured: Captured, target: Target) -> Slot:
-    if target.kind == "input":
-        return captured.session.entrances[target.index].slot
-    return UserOutput(target.index)
 
 
 def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
@@ -179,7 +193,7 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
             call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal, kept, options
         )
         for number, component in enumerate(joint.components):
-            captured.gradients.append(_record_expected(captured, number, component))
+            captured.gradients.append(record_expected(captured, number, component))
     return captured
 
 
@@ -235,7 +249,7 @@ def _differentiable(t: Tensor) -> bool:
     return t.is_floating_point() or t.is_complex()
 
 
-def _record_expected(captured: Captured, number: int, component: Component) -> Gradients | None:
+def record_expected(captured: Any, number: int, component: Component) -> Gradients | None:
     """The backward with all tangents; if eager would raise there, with those that can be had."""
     state = captured.backward_autocast
     expected = captured.joint.expected_pattern(component)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
@@ -82,6 +81,7 @@ class Trace:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.phase = "forward"
+        self.backwards = 0  # how many backwards were recorded
         self.settled = 0  # how many records there were when the inputs had their final values
         self.read_off = 0  # ... and when the gradients of the last backward had theirs
         self.constants: dict[int, Tensor] = {}
@@ -124,13 +124,6 @@ class Trace:
         """Which record made this value; None for an input."""
         return self._made.get(id(value))
 
-    def mark_input(self, value: Tensor) -> None:
-        """Declares that a value comes from outside, whatever was recorded about it."""
-        self._made.pop(id(value), None)
-
     def constant(self, value: Tensor) -> None:
         """A real tensor that stands in the graph itself."""
         self.constants[id(value)] = value
-
-    def is_known(self, value: Any) -> bool:
-        return not isinstance(value, torch.Tensor) or id(value) in self._made

@@ -48,7 +48,7 @@ def choose(
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     for g in gradients:
-        _walk_backward(cutter, g, in_forward, forward_inputs, tangents, users, values)
+        walk_backward(cutter, g, in_forward, tangents, users, values)
     saved = [
         SavedValue(values[key], _name(cutter, inputs, values[key]), f"used by {user}")
         for key, user in users.items()
@@ -57,21 +57,25 @@ def choose(
     return SavedSet(tuple(saved), saved_sizes(cutter, inputs, gradients, saved))
 
 
-def _walk_backward(
+def walk_backward(
     cutter: Cutter,
     gradients: Gradients,
     in_forward: set[int],
-    forward_inputs: set[int],
     tangents: set[int],
     users: dict[int, str],
     values: dict[int, Tensor],
-) -> None:
-    """Walks from the gradients to the values of the forward that they rest on."""
+    boundary: set[int] = frozenset(),  # type: ignore[assignment]
+) -> set[int]:
+    """Walks from the gradients to the values of the forward (or in the boundary) that they rest on.
+
+    Fills `users` and `values`; returns the records that the backward runs.
+    """
     trace = cutter.trace
     seen: set[int] = set()
     stack: list[tuple[Tensor, str]] = [(g, "a gradient") for g in gradients.grads if g is not None]
-    for record in trace.records:
+    for i, record in enumerate(trace.records):
         if record.keep and record.phase == gradients.phase:
+            seen.add(i)
             stack.extend((t, record.name) for t in record.tensors())
     while stack:
         value, user = stack.pop()
@@ -81,13 +85,14 @@ def _walk_backward(
         made = trace.producer(value)
         if made is None and id(value) in trace.constants:
             continue
-        if made is None or made.record in in_forward:
+        if made is None or made.record in in_forward or id(value) in boundary:
             users.setdefault(id(value), user)
             values[id(value)] = value
         elif made.record not in seen:
             seen.add(made.record)
             record = trace.records[made.record]
             stack.extend((t, record.name) for t in record.tensors())
+    return seen
 
 
 def _resting_on(cutter: Cutter, changed: frozenset[int]) -> set[int]:

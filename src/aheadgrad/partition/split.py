@@ -20,6 +20,7 @@ from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
 from aheadgrad.torchlayer.symbols import free_symbols
 
 if TYPE_CHECKING:
+    from aheadgrad.capture.higher import Derivative
     from aheadgrad.capture.stage import Captured
 
 
@@ -70,7 +71,7 @@ def forward_program(captured: Captured, saved: SavedSet, *, inference: bool) -> 
     return check(captured.cutter.cut(role, ports, outputs, {"forward"}, in_graph.writes(captured)))
 
 
-def backward_program(captured: Captured, gradients: Gradients, saved: SavedSet) -> Program:
+def backward_program(captured: Captured | Derivative, gradients: Gradients, saved: SavedSet) -> Program:
     """From what the forward saved to gradients. Sizes come first, as backends expect."""
     ports = [Port(SavedSize(name), number, name) for name, number in saved.sizes]
     ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in saved.tensors]

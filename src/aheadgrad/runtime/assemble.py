@@ -38,6 +38,7 @@ class NodeCall:
     sizes: list[str]
     targets: list[Any]
     direct: bool = False
+    links: bool = False
     watches: list[Any] = field(default_factory=list)
 
 
@@ -100,7 +101,18 @@ def _direct_section(script: Script, a: Assembly, params: list[str]) -> None:
     """One node does it all; what remains is to put the outputs into the user's structure."""
     (node,) = a.nodes
     outs = ", ".join(result_name(i) for i in node.exits)
-    script.line(f"{outs} = {script.names.name(node.apply, 'apply')}({', '.join(params)})")
+    _take(script, node, outs, f"{script.names.name(node.apply, 'apply')}({', '.join(params)})")
+
+
+def _take(script: Script, node: NodeCall, outs: str, call: str) -> None:
+    """Names a node's outputs; what comes behind them are links."""
+    count = len(node.exits)
+    if node.links and count > 1:
+        call += f"[:{count}]"
+    script.line(f"{outs} = {call}")
+    if node.links and count == 1:
+        with script.block(f"if {outs}.__class__ is tuple:"):
+            script.line(f"{outs} = {outs}[0]")
 
 
 def result_name(i: int) -> str:
@@ -172,7 +184,7 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         apply = script.names.name(node.apply, "apply")
         single = "" if len(node.exits) > 1 else ","
         call = f"{apply}(({outs}{single}), ({saved}), ({sizes}){targets})"
-        script.line(f"{outs} = {call}")
+        _take(script, node, outs, call)
     if len(a.exits) < a.results:
         script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
     updates.emit_tracked(script, a)
@@ -189,7 +201,3 @@ def _target(target: Any) -> str:
     if target.kind == "input":
         return f"p{target.index}"
     return f"leaf_{target.kind}_{target.index}"
-
-
-def is_tensor_exit(e: Exit) -> bool:
-    return isinstance(e.value, Tensor)

@@ -34,7 +34,7 @@ class Backward:
 
     def __init__(
         self,
-        expected: tuple[tuple[Any, ...], ...],
+        expected: tuple[Any, ...],
         compiled: Run | None,
         make: Callable[[tuple[Any, ...], AutocastState | None], Run],
         fixed_autocast: bool,
@@ -55,7 +55,7 @@ class Backward:
             if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern:
-                    return self.run(saved, tuple(map(_laid_out, tangents, self.expected)))
+                    return self.run(saved, tuple(map(laid_out, tangents, self.expected)))
             with self._lock:
                 program = self.programs.get((pattern, state))
                 if program is None:
@@ -71,7 +71,7 @@ def _layout(t: Tensor) -> tuple[Any, ...]:
     return t.stride()
 
 
-def _laid_out(t: Tensor | None, strides: tuple[Any, ...]) -> Tensor | None:
+def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:
     """The same tangent with the strides that a program was compiled for."""
     if t is None or t.stride() == strides:
         return t

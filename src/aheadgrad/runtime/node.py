@@ -6,18 +6,22 @@ what the backward needs, and hands tangents to the backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import HigherOrderError
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.runtime.links import Ways, link
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph
+from aheadgrad.torchlayer.autograd import NodeBase, at_end_of_backward, bare_apply, keeps_graph
+
+if TYPE_CHECKING:
+    from aheadgrad.runtime.higher import Higher
 
 
 def make_node(
@@ -26,31 +30,49 @@ def make_node(
     saved: int,
     sizes: int,
     inputs: int,
-    number: int,
-    watched: bool,
+    name: str,
+    *,
+    ways: Ways,
+    higher: Higher,
+    watched: bool = False,
     failure: Failure | None = None,
     direct: Direct | None = None,
+    visits_below: bool = False,
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
-    A direct node runs the forward program itself: `apply(*inputs) -> outs`.
+    A direct node runs the forward program itself: `apply(*inputs) -> outs`. Either may return links
+    behind its outputs (see `links`). `visits_below`: the node's backward is also one of the call
+    whose gradients it adopts.
     """
     names = Namespace()
     if direct is not None:
-        forward, forward_source = direct.write(names)
+        forward, forward_source = direct.write(names, ways)
     else:
-        forward, forward_source = _forward(names, outputs, saved, sizes)
+        forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        run, backward_source = _backward(names, backward, outputs, sizes, saved + sizes, watched, arrange)
+        shape = _Shape(outputs, saved, sizes, watched, visits_below)
+        run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
     node = type(
-        f"Compiled{number}",
+        f"Compiled{name}",
         (NodeBase,),
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
     return bare_apply(node), forward_source + "\n" + backward_source
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How many outputs, saved tensors and sizes a node has, and what its backward has to look after."""
+
+    outputs: int
+    saved: int
+    sizes: int
+    watched: bool
+    visits_below: bool
 
 
 @dataclass(frozen=True)
@@ -95,51 +117,79 @@ class Direct:
     saved: tuple[str, ...]
     outputs: int
 
-    def write(self, names: Namespace) -> tuple[Any, str]:
+    def write(self, names: Namespace, ways: Ways) -> tuple[Any, str]:
         script = Script("node_forward", names)
         values = self.inline(script, list(self.inputs))
         script.line(f"{''.join(f'r{i}, ' for i in range(self.results))}= {', '.join(values)},")
         for i in sorted(self.views):
             script.line(f"r{i} = r{i}.detach()")
+        outs = [f"r{i}" for i in range(self.outputs)]
+        loose = [self.inputs[ways.positions[k]] for k in ways.loose]
+        _link(
+            script,
+            f"({''.join(f'{r}, ' for r in outs)})",
+            f"({''.join(f'{v}, ' for v in self.saved)})",
+            loose,
+        )
         if self.outputs > 1:
             script.line("ctx.set_materialize_grads(False)")
         if self.saved:
             script.line(f"ctx.save_for_backward({', '.join(self.saved)})")
-        outs = [f"r{i}" for i in range(self.outputs)]
         script.line(f"return {outs[0] if len(outs) == 1 else ', '.join(outs)}")
         return script.function(", ".join(["ctx", *self.inputs]))
 
 
-def _forward(names: Namespace, outputs: int, saved: int, sizes: int) -> tuple[Any, str]:
+def _tuple(texts: Iterable[str]) -> str:
+    return f"({''.join(f'{t}, ' for t in texts)})"
+
+
+def _link(script: Script, outs: str, saved: str, loose: list[str]) -> None:
+    """Inputs that are neither saved nor leaves get links."""
+    if loose:
+        with script.block(f"if not ({' and '.join(f'{x}.is_leaf' for x in loose)}):"):
+            script.line(f"return {script.names.name(link, 'link')}(ctx, {outs}, {saved}, {_tuple(loose)})")
+
+
+def _forward(names: Namespace, outputs: int, saved: int, sizes: int, ways: Ways) -> tuple[Any, str]:
     script = Script("node_forward", names)
+    if sizes:
+        script.line("ctx.sizes = sizes")
+    _link(script, "outs", "saved", [f"inputs[{ways.positions[k]}]" for k in ways.loose])
     script.line("ctx.set_materialize_grads(False)")
     if saved:
         script.line("ctx.save_for_backward(*saved)")
-    if sizes:
-        script.line("ctx.sizes = sizes")
     script.line("return outs" if outputs != 1 else "return outs[0]")
     return script.function("ctx, outs, saved, sizes, *inputs")
 
 
 def _backward(
-    names: Namespace,
-    backward: Backward,
-    outputs: int,
-    sizes: int,
-    count: int,
-    watched: bool,
-    arrange: Arrangement,
+    names: Namespace, backward: Backward, shape: _Shape, arrange: Arrangement, ways: Ways, higher: Higher
 ) -> tuple[Any, str]:
     script = Script("node_backward", names)
-    tangents = [f"t{i}" for i in range(outputs)]
-    with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
-        script.line(f"{names.name(_no_higher_order, 'no_higher_order')}()")
-    if watched:
+    tangents = [f"t{i}" for i in range(shape.outputs)]
+    joined = _tuple(tangents)
+    spread = f"{names.name(arrange, 'arrange')}.spread"
+    links = "links" if ways.loose else "()"
+    if shape.watched:
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
-    saved = "[*ctx.sizes, *ctx.saved_tensors]" if sizes else "ctx.saved_tensors"
-    if count == sizes:  # asking for saved tensors would raise in a second backward, even if there are none
-        saved = "ctx.sizes" if sizes else "()"
+    if shape.visits_below:
+        script.line(f"{names.name(_free_below, 'free_below')}(ctx)")
+    with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
+        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
+        script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
+    count, sizes = shape.saved, shape.sizes
+    saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
+    if ways.loose:
+        saved += f"[:{count}]"
+        with script.block("if links:"):
+            numbers = "*ctx.sizes, " if sizes else ""
+            find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
+            grads = f"{find}, [{numbers}*{saved}], {joined}, {len(ways.carried)})"
+            script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
+        saved = saved.removesuffix(f"[:{count}]")
+    if sizes:
+        saved = f"[*ctx.sizes, *{saved}]"
     script.line(f"saved = {saved}")
     usual = backward.programs.get((backward.expected, None))
     if usual is not None:
@@ -150,11 +200,32 @@ def _backward(
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
         with script.block(f"if {' and '.join(tests)}:"):
-            _usual(script, usual, tangents, count, arrange)
-    joined = ", ".join(tangents) + ","
-    found = f"{names.name(backward, 'find_backward')}.run(saved, ({joined}))"
-    script.line(f"return {names.name(arrange, 'arrange')}.spread({found})")
-    return script.function(f"ctx, {', '.join(tangents)}")
+            _usual(script, usual, tangents, count + sizes, arrange)
+    script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(saved, {joined}))")
+    return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
+
+
+def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inputs: int) -> list[Any]:
+    """Gradients for these tangents, of which there may be none: all that came, came through links."""
+    if all(t is None for t in tangents):
+        return [None] * inputs
+    return list(backward.run(saved, tangents))
+
+
+def _free_below(ctx: Any) -> None:
+    """A backward through gradients goes on through the call that they are gradients of; as in eager,
+    that call has had its backward then."""
+    if not keeps_graph():
+        at_end_of_backward(functools.partial(_free, ctx.below))
+
+
+def _free(node: Any) -> None:
+    while node is not None:
+        node.maybe_clear_saved_tensors()
+        watch = getattr(node, "watch", None)
+        if watch is not None:
+            node.watch = None, watch[1]
+        node = getattr(node, "below", None)
 
 
 def _usual(script: Script, run: Any, tangents: list[str], saved: int, arrange: Arrangement) -> None:
@@ -202,11 +273,3 @@ def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
                 f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
                 f"expected version {expected} instead."
             )
-
-
-def _no_higher_order() -> None:
-    raise HigherOrderError(
-        "A second derivative was asked for (backward with create_graph=True) through a compiled "
-        "function. This version compiles first derivatives; call the uncompiled function where you "
-        "need higher ones."
-    )

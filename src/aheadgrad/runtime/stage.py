@@ -9,28 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
-from aheadgrad.capture.joint import Component, dense_order
+from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
-from aheadgrad.partition.split import SavedSet, SplitPrograms, backward_program
+from aheadgrad.partition.split import SplitPrograms
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
 from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
-from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.backward import Failure
+from aheadgrad.runtime.backward_for import backward_for
 from aheadgrad.runtime.emit import Namespace
+from aheadgrad.runtime.higher import Higher
+from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.node import Direct, make_node
-from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.saved import SavedNames
-from aheadgrad.runtime.sizes import LaidOutBackward, SizeTexts
+from aheadgrad.runtime.sizes import SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
-from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.dispatch import is_view_op
-from aheadgrad.torchlayer.fake import assumptions
 
 
 @dataclass(eq=False)
@@ -51,7 +49,7 @@ def make_entry(
     nodes, node_sources = [], []
     saved_names = SavedNames(captured, split)
     for number, component in enumerate(captured.joint.components):
-        call, source = _node(captured, split, compiled, options, number, component, saved_names)
+        call, source = _node(captured, split, compiled, number, component, saved_names)
         nodes.append(call)
         node_sources.append(source)
     assembly = Assembly(
@@ -81,7 +79,6 @@ def _node(
     captured: Captured,
     split: SplitPrograms,
     compiled: Executables,
-    options: Options,
     number: int,
     component: Component,
     saved_names: SavedNames,
@@ -91,23 +88,22 @@ def _node(
     gradients = split.gradients[number]
     known = compiled.backwards[number] if gradients is not None and gradients.pattern == expected else None
 
-    def make(pattern: Any, state: AutocastState | None) -> Any:
-        return _make_backward(captured, options, component, saved, known, pattern, state)
-
     watched = watches(captured, component, saved)
     tensor_names = [saved_names.of(component, s) for s in saved.tensors]
     direct = find_direct(captured, split, compiled.forward, component, watched, tensor_names)
-    runs = _backward(captured, component, expected, known, make)
+    ways = _ways(component, tensor_names, direct)
     apply, source = make_node(
-        runs,
+        backward_for(captured, component, saved, known),
         len(component.exits),
         len(saved.tensors),
         len(saved.sizes),
         len(component.targets),
-        number,
-        bool(watched),
-        Failure(captured.failures[number]) if number in captured.failures else None,
-        direct,
+        str(number),
+        ways=ways,
+        higher=Higher(captured, component, saved, ways),
+        watched=bool(watched),
+        failure=Failure(captured.failures[number]) if number in captured.failures else None,
+        direct=direct,
     )
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
     call = NodeCall(
@@ -117,54 +113,17 @@ def _node(
         size_names,
         component.targets,
         direct is not None,
+        bool(ways.loose),
         watched,
     )
     return call, source
 
 
-def _backward(
-    captured: Captured, component: Component, expected: Any, known: Any, make: Callable[..., Any]
-) -> Backward:
-    if not captured.has_symbols and not captured.options.one_node:
-        return Backward(expected, known, make, captured.fixed_autocast)
-
-    def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
-        before = assumptions(captured.session.mode)
-        pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
-        made = make(pattern, state)
-        if assumptions(captured.session.mode) != before:
-            raise CaptureError(
-                "A backward for a part of the outputs takes different ways for different sizes. Compile "
-                "without dynamic shapes, or differentiate all outputs together."
-            )
-        return made
-
-    orders = tuple(dense_order(captured.exits[i].traced) for i in component.exits)
-    return LaidOutBackward(orders, known, make_for, captured.fixed_autocast)
-
-
-def _make_backward(
-    captured: Captured,
-    options: Options,
-    component: Component,
-    saved: SavedSet,
-    known: Any,
-    pattern: Any,
-    state: AutocastState | None,
-) -> Any:
-    """A backward for a pattern of tangents that was not seen before."""
-    state = captured.backward_autocast if captured.fixed_autocast else state
-    try:
-        gradients = captured.record(component, pattern, state)
-    except Exception as error:
-        return Failure(error)
-    try:
-        return compile_program(options.backend, backward_program(captured, gradients, saved))
-    except InvalidProgram:
-        if known is None or options.partition == "default" or captured.has_symbols:
-            raise
-        outputs = [captured.exits[i].value for i in component.exits]
-        return padded(known, outputs, captured.joint.expected_pattern(component), pattern)
+def _ways(component: Component, saved: list[str], direct: Direct | None) -> Ways:
+    """How the node's backward finds its inputs again."""
+    names = [f"p{t.index}" if t.kind == "input" else "" for t in component.targets]
+    carried = tuple(saved.index(name) if name in saved else None for name in names)
+    return Ways(direct.positions if direct is not None else tuple(range(len(names))), carried)
 
 
 def _size_name(split: SplitPrograms, name: str) -> str:

@@ -157,16 +157,12 @@ def differences(
             yield differ(what, eager.facts[what], compiled.facts[what])
 
 
-def further_scenarios(
-    eager: Record, backward: Sequence[str], write_after: bool, order: int
-) -> list[Scenario]:
+def further_scenarios(eager: Record, backward: Sequence[str], write_after: bool) -> list[Scenario]:
     """What else to try, knowing what eager returned and which inputs it changed."""
     found: list[Scenario] = []
     if "each" in backward:
         found += [Scenario("each", name) for name in eager.terms + eager.refused]
     found += [Scenario(kind) for kind in ("sequence", "twice") if kind in backward and eager.terms]
-    if order > 1 and eager.terms:
-        found.append(Scenario("higher", order=order))
     if write_after:
         for name in dict.fromkeys(eager.outputs + eager.touched):
             dtype = eager.facts[name + ".dtype"]
@@ -174,6 +170,14 @@ def further_scenarios(
             if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
                 found.append(Scenario("write", name, "join"))
     return found
+
+
+def higher_scenarios(eager: Record, order: int) -> list[Scenario]:
+    """Derivatives of higher order: of all results together, of each alone, with plain tangents."""
+    if order < 2 or not eager.terms:
+        return []
+    each = [Scenario("higher", name, order=order) for name in eager.terms] if len(eager.terms) > 1 else []
+    return [Scenario("higher", order=order), Scenario("higher", how="plain", order=order), *each]
 
 
 def compare(
@@ -225,10 +229,13 @@ def compare(
     eager, other = both(Scenario("all" if "all" in backward else "look"))
     if eager.raised() or other.raised():
         return list(found.values())
-    scenarios = further_scenarios(eager, backward, write_after, order)
+    scenarios = further_scenarios(eager, backward, write_after)
     if extra is not None and len(scenarios) > extra:
         scenarios = random.Random(seed).sample(scenarios, extra)
-    for scenario in scenarios:
+    higher = higher_scenarios(eager, order)
+    if extra is not None and len(higher) > 2:
+        higher = [higher[0], random.Random(seed).choice(higher[1:])]
+    for scenario in scenarios + higher:
         both(scenario)
     return list(found.values())
 

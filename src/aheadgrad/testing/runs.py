@@ -199,15 +199,18 @@ class Run:
                 facts[f"{name}.grad{suffix}"] = None if grad is None else snapshot(grad)
                 facts[f"{name}.grad layout{suffix}"] = None if grad is None else true_strides(grad)
 
-    def higher(self, order: int) -> None:
+    def higher(self, order: int, terms: Sequence[str], *, plain: bool = False) -> None:
         """Gradients of gradients: level by level, each contracted with tangents that are leaves too.
 
-        From the second level on ``None`` counts as zero: whether a derivative that is zero has a path
-        in the graph is an accident of how the derivative below was written down.
+        With ``plain`` the tangents do not require grad.
         """
         tensors, facts = self.register.tensors, self.record.facts
-        roots = [tensors[name] for name in self.record.terms]
-        weights = [make_tangent(i, root, "contiguous").requires_grad_() for i, root in enumerate(roots)]
+        roots = [tensors[name] for name in terms]
+
+        def tangents(of: Sequence[Tensor]) -> list[Tensor]:
+            return [make_tangent(i, t, "contiguous").requires_grad_(not plain) for i, t in enumerate(of)]
+
+        weights = tangents(roots)
         targets = {name: t for name, t in tensors.items() if self.has_grad[name] and t.is_leaf}
         for level in range(1, order + 1):
             names, leaves, step = list(targets), list(targets.values()), f"derivative {level}"
@@ -216,11 +219,12 @@ class Run:
                 grads = self.attempt(step, lambda: gradients(roots, leaves, weights))  # noqa: B023
             if grads is None:
                 return
-            for name, leaf, grad in zip(names, leaves, grads, strict=True):
-                missing = None if level == 1 else torch.zeros_like(leaf)
-                facts[f"{step} of {name}"] = missing if grad is None else snapshot(grad)
-            targets.update((f"{step} tangent {i}", weight) for i, weight in enumerate(weights))
-            fresh = [make_tangent(i, leaf, "contiguous").requires_grad_() for i, leaf in enumerate(leaves)]
+            for name, grad in zip(names, grads, strict=True):
+                facts[f"{step} of {name}"] = None if grad is None else snapshot(grad)
+                facts[f"{step} of {name} requires grad"] = grad is not None and grad.requires_grad
+            if not plain:
+                targets.update((f"{step} tangent {i}", weight) for i, weight in enumerate(weights))
+            fresh = tangents(leaves)
             pairs = [(g, w) for g, w in zip(grads, fresh, strict=True) if g is not None and g.requires_grad]
             roots, weights = [g for g, _ in pairs], [w for _, w in pairs]
 
@@ -326,4 +330,5 @@ def follow(this: Run, scenario: Scenario) -> None:
         for name in record.terms:
             this.backward([name], f"backward of {name}")
     elif scenario.kind == "higher":
-        this.higher(scenario.order)
+        terms = [t for t in record.terms if scenario.target in ("", t)]
+        this.higher(scenario.order, terms, plain=scenario.how == "plain")

@@ -52,9 +52,9 @@ def bare_apply(node: type) -> Callable[..., Any]:
     return bound
 
 
-def in_graph_task() -> bool:
-    """Is a backward running in this thread?"""
-    return int(torch._C._current_graph_task_id()) != -1
+def at_end_of_backward(callback: Callable[[], None]) -> None:
+    """Calls back when the backward that is running has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 @contextmanager

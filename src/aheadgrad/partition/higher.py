@@ -1,0 +1,112 @@
+"""What a differentiable backward keeps for the next order, and its program.
+
+    (saved, tangents) -> (gradients, newly saved)
+
+The next backward is given what this one was given (as far as it needs it) and what this one
+computed. It goes back to values of the forward only through what the forward kept for this
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aheadgrad.capture.cut import Port
+from aheadgrad.capture.higher import Derivative
+from aheadgrad.capture.joint import Gradients
+from aheadgrad.errors import HigherOrderError
+from aheadgrad.partition.default import walk_backward
+from aheadgrad.partition.split import SavedSet, SavedValue
+from aheadgrad.program.check import check
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
+from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+
+
+@dataclass(frozen=True, eq=False)
+class HigherSplit:
+    """A differentiable backward's program, and what each of the next backwards is given.
+
+    `pool` names every value that can be kept: what this backward was given (saved tensors, then
+    tangents), then the results that only the next one needs. `kept` has positions in the pool, one
+    tuple per component; `saved` the same values with names and reasons.
+    """
+
+    program: Program
+    pool: tuple[SavedValue, ...]
+    kept: tuple[tuple[int, ...], ...]
+    saved: tuple[SavedSet, ...]
+
+
+def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
+    cutter = derivative.cutter
+    cutter.name_records()
+    recorded = derivative.recorded
+    tangents = [t for t in recorded.tangents if t is not None]
+    pool = list(given.tensors)
+    pool += [SavedValue(t, f"tangents_{k + 1}", "a tangent") for k, t in enumerate(tangents)]
+    boundary = {id(s.value): k for k, s in enumerate(pool)}
+    values = [e.value for e in derivative.exits]
+    here, _ = cutter.needed(values, set(boundary), {recorded.phase})
+    here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
+    kept: list[tuple[int, ...]] = []
+    saved: list[SavedSet] = []
+    for g in derivative.gradients:
+        if g is None:
+            kept.append(())
+            saved.append(SavedSet())
+            continue
+        positions = []
+        for value, user in _used(derivative, g, here, set(boundary)):
+            if id(value) not in boundary:
+                boundary[id(value)] = len(pool)
+                pool.append(SavedValue(value, cutter.value_name(value) or "value", f"used by {user}"))
+            positions.append(boundary[id(value)])
+        kept.append(tuple(sorted(positions)))
+        saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
+    new = pool[len(given.tensors) + len(tangents) :]
+    return HigherSplit(_program(derivative, given, new), tuple(pool), tuple(kept), tuple(saved))
+
+
+def _used(
+    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int]
+) -> list[tuple[Tensor, str]]:
+    """The values that a next backward takes from this one, each with a reason."""
+    users: dict[int, str] = {}
+    values: dict[int, Tensor] = {}
+    tangents = {id(t) for t in g.tangents if t is not None}
+    cutter = derivative.cutter
+    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary)
+    for i in crossed:
+        record = cutter.trace.records[i]
+        if record.phase == "forward" and is_random(record.target):
+            raise _not_kept(f"the result of {record.target}, which draws random numbers")
+    for key, value in values.items():
+        if key not in boundary and cutter.trace.producer(value) is None:
+            raise _not_kept("an input")
+    return [(values[key], user) for key, user in users.items()]
+
+
+def _not_kept(what: str) -> HigherOrderError:
+    return HigherOrderError(
+        f"This derivative needs {what}, and the forward did not keep it for the first backward. Use "
+        'partition="default", or differentiate the uncompiled function here.'
+    )
+
+
+def _program(derivative: Derivative, given: SavedSet, new: list[SavedValue]) -> Program:
+    recorded = derivative.recorded
+    ports = [Port(SavedSize(name), number, name) for name, number in given.sizes]
+    ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in given.tensors]
+    exits = derivative.below.exits
+    for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
+        if value is not None:
+            ports.append(Port(Tangent(exits[i].slot), value, f"tangents_{number + 1}"))
+    outputs: list[tuple[Slot, object]] = [(e.slot, e.value) for e in derivative.exits]
+    outputs += [(Saved(s.name, s.reason), s.value) for s in new]
+    try:
+        return check(derivative.cutter.cut("backward", ports, outputs, {recorded.phase}))
+    except AssertionError as error:
+        raise _not_kept("a value of the forward") from error

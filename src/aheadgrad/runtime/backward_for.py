@@ -1,0 +1,81 @@
+"""From recorded gradients to the `Backward` of a node, at any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aheadgrad.backends.registry import compile_program
+from aheadgrad.capture.higher import Level
+from aheadgrad.capture.joint import Component, dense_order
+from aheadgrad.errors import CaptureError, InvalidProgram
+from aheadgrad.partition.split import SavedSet, backward_program
+from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.padded import padded
+from aheadgrad.runtime.sizes import LaidOutBackward
+from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.fake import assumptions
+
+
+def backward_for(level: Level, component: Component, saved: SavedSet, known: Any) -> Backward:
+    """`known` is the executable for the expected tangents, if there is one."""
+    expected = level.joint.expected_pattern(component)
+
+    def make(pattern: Any, state: AutocastState | None) -> Any:
+        return _make(level, component, saved, known, pattern, state)
+
+    if not lays_out(level):
+        return Backward(expected, known, make, level.fixed_autocast)
+
+    def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
+        pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
+        with unchanged_assumptions(level):
+            return make(pattern, state)
+
+    orders = tuple(dense_order(level.exits[i].traced) for i in component.exits)
+    return LaidOutBackward(orders, known, make_for, level.fixed_autocast)
+
+
+def lays_out(level: Level) -> bool:
+    """Are tangents brought into one layout before the backward?"""
+    return level.has_symbols or level.one_node
+
+
+class unchanged_assumptions:
+    """Raises when what is recorded inside assumes more about symbolic sizes than the entry checks."""
+
+    def __init__(self, level: Level) -> None:
+        self.mode = level.session.mode
+
+    def __enter__(self) -> None:
+        self.before = assumptions(self.mode)
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is None and assumptions(self.mode) != self.before:
+            raise CaptureError(
+                "This backward takes different ways for different sizes. Compile without dynamic shapes, "
+                "or differentiate all outputs together."
+            )
+
+
+def _make(
+    level: Level,
+    component: Component,
+    saved: SavedSet,
+    known: Any,
+    pattern: Any,
+    state: AutocastState | None,
+) -> Any:
+    """A backward for a pattern of tangents that was not seen before."""
+    state = level.backward_autocast if level.fixed_autocast else state
+    try:
+        gradients = level.record(component, pattern, state)
+    except Exception as error:
+        return Failure(error)
+    options = level.options
+    try:
+        return compile_program(options.backend, backward_program(level, gradients, saved))
+    except InvalidProgram:
+        if known is None or options.partition == "default" or level.has_symbols:
+            raise
+        outputs = [level.exits[i].value for i in component.exits]
+        return padded(known, outputs, level.joint.expected_pattern(component), pattern)

@@ -1,0 +1,68 @@
+"""Ways back from a node to its inputs, for backwards that are differentiated themselves.
+
+A differentiable backward needs the node's inputs as tensors with their history. Two kinds are at
+hand for free: inputs that the node saves anyway, and leaves, which autograd keeps. For any other
+input the node gets one more output, a link: as large as the input, but without memory of its own
+(all strides are 0). What arrives there as a tangent is a gradient of the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ways:
+    """For each input that a node leads to: its position among the node's tensors, and where it is saved.
+
+    `carried` has the position among saved tensors, None where the input is not saved itself.
+    """
+
+    positions: tuple[int, ...]
+    carried: tuple[int | None, ...]
+
+    @property
+    def loose(self) -> list[int]:
+        """The inputs that need a link when they are no leaves."""
+        return [k for k, j in enumerate(self.carried) if j is None]
+
+    def linked(self, ctx: Any) -> list[int]:
+        """The inputs that got a link in this call."""
+        edges = ctx.next_functions
+        return [k for k in self.loose if not hasattr(edges[self.positions[k]][0], "variable")]
+
+    def inputs(self, ctx: Any, saved: Any, links: Any) -> list[Tensor]:
+        """The inputs with their history; `saved` and `links` are what the node saved."""
+        edges = ctx.next_functions
+        rest = iter(links)
+        found: list[Tensor] = []
+        for position, j in zip(self.positions, self.carried, strict=True):
+            if j is not None:
+                found.append(saved[j])
+            else:
+                leaf = getattr(edges[position][0], "variable", None)
+                found.append(next(rest) if leaf is None else leaf)
+        return found
+
+    def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+        """Adds what came through links to the gradients."""
+        for k, t in zip(self.linked(ctx), tangents, strict=True):
+            if t is not None:
+                grads[k] = t if grads[k] is None else grads[k] + t
+        return grads
+
+
+def link(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
+    """Saves, and returns the outputs with a link for each of these inputs that is no leaf."""
+    links = [
+        torch.empty_strided(t.size(), (0,) * t.dim(), dtype=t.dtype, device=t.device)
+        for t in inputs
+        if not t.is_leaf
+    ]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*saved, *links)
+    return (*outs, *links)
