@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 import aheadgrad
-from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning, HigherOrderError
-
-
-def test_second_derivatives_are_refused() -> None:
-    x = torch.ones(3, requires_grad=True)
-    out = aheadgrad.compile(lambda t: t.sin().sum())(x)
-    with pytest.raises(HigherOrderError, match="second derivative"):
-        torch.autograd.grad(out, x, create_graph=True)
+from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning
 
 
 def test_gradient_of_a_returned_intermediate_is_refused() -> None:

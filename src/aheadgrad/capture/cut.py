@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from aheadgrad.capture.trace import Made, Record, Trace
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot, Tangent
-from aheadgrad.torchlayer.dispatch import OpOverload
+from aheadgrad.torchlayer.dispatch import OpOverload, is_view_op
 from aheadgrad.torchlayer.fxnames import Names
 from aheadgrad.torchlayer.symbols import SymbolNodes, expression, free_symbols, is_symbolic
 
@@ -84,6 +84,9 @@ class Cutter:
             id(value): FreshCopy(value, target, self.names.fresh(target.overloadpacket.__name__))
             for value, target in copies
         }
+        self.same: dict[int, Tensor] = {}  # by id, views taken again of a value that has that view already
+        self._views: dict[Any, Tensor] = {}
+        self._viewed = 0
         self.write_names: dict[int, str] = {}
         self.symbol_names: dict[Any, str] = {}
 
@@ -110,6 +113,7 @@ class Cutter:
     def source(self, value: Tensor) -> Tensor:
         """Looks through detach ops that autograd adds while it records a backward."""
         while True:
+            value = self.same.get(id(value), value)
             made = self.trace.producer(value)
             if made is None:
                 return value
@@ -117,6 +121,17 @@ class Cutter:
             if record.target is not _DETACH or record.phase == "forward":
                 return value
             value = record.args[0]
+
+    def merge_views(self, phases: set[str]) -> None:
+        """Finds views that these phases take again: functionalization does so for tensors that changed."""
+        for record in self.trace.records[self._viewed :]:
+            if not isinstance(record.out, Tensor) or not is_view_op(record.target):
+                continue
+            rest = (repr(record.args[1:]), repr(record.kwargs))
+            first = self._views.setdefault((record.target, id(self.source(record.args[0])), rest), record.out)
+            if first is not record.out and record.phase in phases:
+                self.same[id(record.out)] = first
+        self._viewed = len(self.trace.records)
 
     def needed(
         self,

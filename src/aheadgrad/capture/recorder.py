@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture import zeros
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
@@ -47,6 +48,7 @@ class Recorder(TorchDispatchMode):
         self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
+        self.zeros = zeros.Zeros()
         self.plain = False  # inside a decomposition that is run without functionalization
 
     def __torch_dispatch__(
@@ -71,6 +73,8 @@ class Recorder(TorchDispatchMode):
                 out = func(*args, **kwargs)
         elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
+        elif func is zeros.MADE or self.zeros:
+            func, args, kwargs, out = self._with_zeros(func, types, args, kwargs)
         else:
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
@@ -78,6 +82,23 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self.trace.add(func, args, kwargs, out, self._origin(), current_node_meta())
         return out
+
+    def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An op that makes, or may be given, zeros that autograd knows to be zero."""
+        args, kwargs = self._only_fakes(args, kwargs)
+        known = func is zeros.MADE
+        with no_function_modes():
+            if known:
+                func = zeros.ZEROS
+            out = self.ops.compute(func, types, args, kwargs)
+            if self.zeros.absorbs(func, args):
+                known = True
+                func, args, kwargs = self.zeros.like(out)
+                out = self.ops.compute(func, types, args, kwargs)
+        if known:
+            self.zeros.add(out)
+        self.zeros.follow(func, args, out)
+        return func, args, kwargs, out
 
     def _origin(self) -> Origin | None:
         return current_origin() if self.trace.phase == "forward" else None

@@ -44,6 +44,7 @@ def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
     cutter = derivative.cutter
     cutter.name_records()
     recorded = derivative.recorded
+    cutter.merge_views({recorded.phase, *(g.phase for g in derivative.gradients if g is not None)})
     tangents = [t for t in recorded.tangents if t is not None]
     pool = list(given.tensors)
     pool += [SavedValue(t, f"tangents_{k + 1}", "a tangent") for k, t in enumerate(tangents)]

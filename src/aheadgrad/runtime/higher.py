@@ -20,6 +20,7 @@ from aheadgrad.capture.higher import Derivative, Level, differentiate
 from aheadgrad.capture.joint import Component, dense_order, dense_strides
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
+from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.backward_for import backward_for, lays_out, unchanged_assumptions
 from aheadgrad.runtime.links import Ways
@@ -141,7 +142,7 @@ class Step:
                 tuple(grads[i] for i in node.exits),
                 tuple(pool[k] for k in node.kept),
                 sizes,
-                *(given[k] for k in node.inputs),
+                *([given[k] for k in node.inputs] or [nowhere()]),
             )
             outs = outs if isinstance(outs, tuple) else (outs,)
             outs[0].grad_fn.below = ctx

@@ -202,7 +202,9 @@ class Run:
     def higher(self, order: int, terms: Sequence[str], *, plain: bool = False) -> None:
         """Gradients of gradients: level by level, each contracted with tangents that are leaves too.
 
-        With ``plain`` the tangents do not require grad.
+        With ``plain`` the tangents do not require grad. From the second level on ``None`` counts as
+        zero: whether a derivative that is zero has a path in the graph is an accident of how the
+        derivative below was written down (in-place ops on views of other views, for instance).
         """
         tensors, facts = self.register.tensors, self.record.facts
         roots = [tensors[name] for name in terms]
@@ -217,11 +219,12 @@ class Run:
             grads: tuple[Tensor | None, ...] | None = (None,) * len(leaves)
             if roots and leaves:
                 grads = self.attempt(step, lambda: gradients(roots, leaves, weights))  # noqa: B023
+            facts.setdefault(step, RETURNS)
             if grads is None:
                 return
-            for name, grad in zip(names, grads, strict=True):
-                facts[f"{step} of {name}"] = None if grad is None else snapshot(grad)
-                facts[f"{step} of {name} requires grad"] = grad is not None and grad.requires_grad
+            for name, leaf, grad in zip(names, leaves, grads, strict=True):
+                missing = None if level == 1 else torch.zeros_like(leaf)
+                facts[f"{step} of {name}"] = missing if grad is None else snapshot(grad)
             if not plain:
                 targets.update((f"{step} tangent {i}", weight) for i, weight in enumerate(weights))
             fresh = tangents(leaves)
