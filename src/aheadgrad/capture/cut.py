@@ -85,8 +85,6 @@ class Cutter:
             for value, target in copies
         }
         self.same: dict[int, Tensor] = {}  # by id, views taken again of a value that has that view already
-        self._views: dict[Any, Tensor] = {}
-        self._viewed = 0
         self.write_names: dict[int, str] = {}
         self.symbol_names: dict[Any, str] = {}
 
@@ -122,16 +120,23 @@ class Cutter:
                 return value
             value = record.args[0]
 
-    def merge_views(self, phases: set[str]) -> None:
-        """Finds views that these phases take again: functionalization does so for tensors that changed."""
-        for record in self.trace.records[self._viewed :]:
+    def merge_views(self, phases: set[str], given: set[int]) -> None:
+        """Finds views that these phases take again: functionalization does so for tensors that changed.
+
+        They become the view that was taken before; one of the values in `given`, if there is one.
+        """
+        views: dict[Any, list[Tensor]] = {}
+        first: dict[int, int] = {}
+        for record in self.trace.records:
             if not isinstance(record.out, Tensor) or not is_view_op(record.target):
                 continue
-            rest = (repr(record.args[1:]), repr(record.kwargs))
-            first = self._views.setdefault((record.target, id(self.source(record.args[0])), rest), record.out)
-            if first is not record.out and record.phase in phases:
-                self.same[id(record.out)] = first
-        self._viewed = len(self.trace.records)
+            of = id(self.source(record.args[0]))
+            key = (record.target, first.get(of, of), repr(record.args[1:]), repr(record.kwargs))
+            same = views.setdefault(key, [])
+            same.append(record.out)
+            first[id(record.out)] = id(same[0])
+            if len(same) > 1 and record.phase in phases:
+                self.same[id(record.out)] = next((v for v in same if id(v) in given), same[0])
 
     def needed(
         self,

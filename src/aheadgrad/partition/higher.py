@@ -44,11 +44,12 @@ def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
     cutter = derivative.cutter
     cutter.name_records()
     recorded = derivative.recorded
-    cutter.merge_views({recorded.phase, *(g.phase for g in derivative.gradients if g is not None)})
     tangents = [t for t in recorded.tangents if t is not None]
     pool = list(given.tensors)
     pool += [SavedValue(t, f"tangents_{k + 1}", "a tangent") for k, t in enumerate(tangents)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
+    phases = {recorded.phase, *(g.phase for g in derivative.gradients if g is not None)}
+    cutter.merge_views(phases, set(boundary))
     values = [e.value for e in derivative.exits]
     here, _ = cutter.needed(values, set(boundary), {recorded.phase})
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}

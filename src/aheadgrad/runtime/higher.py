@@ -145,7 +145,8 @@ class Step:
                 *([given[k] for k in node.inputs] or [nowhere()]),
             )
             outs = outs if isinstance(outs, tuple) else (outs,)
-            outs[0].grad_fn.below = ctx
+            if outs[0].grad_fn is not None:
+                outs[0].grad_fn.below = ctx
             for i, out in zip(node.exits, outs, strict=False):
                 grads[i] = out
         differentiable_runs[self.order] += 1

@@ -14,6 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NOTHING = torch.empty(0)
+
+
+def _is_inner(edge: Any) -> bool:
+    """Does an edge lead to something that is no leaf?"""
+    return edge is not None and not hasattr(edge, "variable")
+
 
 @dataclass(frozen=True)
 class Ways:
@@ -33,7 +40,7 @@ class Ways:
     def linked(self, ctx: Any) -> list[int]:
         """The inputs that got a link in this call."""
         edges = ctx.next_functions
-        return [k for k in self.loose if not hasattr(edges[self.positions[k]][0], "variable")]
+        return [k for k in self.loose if _is_inner(edges[self.positions[k]][0])]
 
     def inputs(self, ctx: Any, saved: Any, links: Any) -> list[Tensor]:
         """The inputs with their history; `saved` and `links` are what the node saved."""
@@ -41,11 +48,13 @@ class Ways:
         rest = iter(links)
         found: list[Tensor] = []
         for position, j in zip(self.positions, self.carried, strict=True):
+            edge = edges[position][0]
             if j is not None:
                 found.append(saved[j])
+            elif edge is None:  # it requires grad no longer (`detach_`): anything without grad will do
+                found.append(_NOTHING)
             else:
-                leaf = getattr(edges[position][0], "variable", None)
-                found.append(next(rest) if leaf is None else leaf)
+                found.append(next(rest) if _is_inner(edge) else edge.variable)
         return found
 
     def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:

@@ -91,7 +91,7 @@ def _node(
     watched = watches(captured, component, saved)
     tensor_names = [saved_names.of(component, s) for s in saved.tensors]
     direct = find_direct(captured, split, compiled.forward, component, watched, tensor_names)
-    ways = _ways(component, tensor_names, direct)
+    ways = _ways(captured, component, tensor_names, direct)
     apply, source = make_node(
         backward_for(captured, component, saved, known),
         len(component.exits),
@@ -119,9 +119,12 @@ def _node(
     return call, source
 
 
-def _ways(component: Component, saved: list[str], direct: Direct | None) -> Ways:
-    """How the node's backward finds its inputs again."""
-    names = [f"p{t.index}" if t.kind == "input" else "" for t in component.targets]
+def _ways(captured: Captured, component: Component, saved: list[str], direct: Direct | None) -> Ways:
+    """How the node's backward finds its inputs again; not in saved ones that changed since."""
+    reshaped = {f.index for f in captured.facts.inputs if f.geometry is not None or f.storage_changed}
+    names = [
+        f"p{t.index}" if t.kind == "input" and t.index not in reshaped else "" for t in component.targets
+    ]
     carried = tuple(saved.index(name) if name in saved else None for name in names)
     return Ways(direct.positions if direct is not None else tuple(range(len(names))), carried)
 
