@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.torchlayer.autograd import size_in_history
+
 _NOTHING = torch.empty(0)
 
 
@@ -26,11 +28,13 @@ def _is_inner(edge: Any) -> bool:
 class Ways:
     """For each input that a node leads to: its position among the node's tensors, and where it is saved.
 
-    `carried` has the position among saved tensors, None where the input is not saved itself.
+    `carried` has the position among saved tensors, None where the input is not saved itself;
+    `reshaped` tells whether the call changes the shape of an input.
     """
 
     positions: tuple[int, ...]
     carried: tuple[int | None, ...]
+    reshaped: bool = False
 
     @property
     def loose(self) -> list[int]:
@@ -67,11 +71,20 @@ class Ways:
 
 def link(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
     """Saves, and returns the outputs with a link for each of these inputs that is no leaf."""
-    links = [
-        torch.empty_strided(t.size(), (0,) * t.dim(), dtype=t.dtype, device=t.device)
-        for t in inputs
-        if not t.is_leaf
-    ]
+    return _returned(ctx, outs, saved, [_link(t, t.size()) for t in inputs if not t.is_leaf])
+
+
+def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
+    """As `link`, where the call changes the shape of inputs: links are as large as their history says."""
+    links = [_link(t, size_in_history(t)) for t in inputs if not t.is_leaf]
+    return _returned(ctx, outs, saved, links)
+
+
+def _link(t: Tensor, size: Any) -> Tensor:
+    return torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
+
+
+def _returned(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], links: list[Tensor]) -> Any:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*saved, *links)
     return (*outs, *links)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.runtime.links import Ways, link
+from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, at_end_of_backward, bare_apply, keeps_graph
 
@@ -143,18 +143,19 @@ def _tuple(texts: Iterable[str]) -> str:
     return f"({''.join(f'{t}, ' for t in texts)})"
 
 
-def _link(script: Script, outs: str, saved: str, loose: list[str]) -> None:
+def _link(script: Script, ways: Ways, outs: str, saved: str, loose: list[str]) -> None:
     """Inputs that are neither saved nor leaves get links."""
     if loose:
         with script.block(f"if not ({' and '.join(f'{x}.is_leaf' for x in loose)}):"):
-            script.line(f"return {script.names.name(link, 'link')}(ctx, {outs}, {saved}, {_tuple(loose)})")
+            make = script.names.name(link_to_edges if ways.reshaped else link, "link")
+            script.line(f"return {make}(ctx, {outs}, {saved}, {_tuple(loose)})")
 
 
 def _forward(names: Namespace, outputs: int, saved: int, sizes: int, ways: Ways) -> tuple[Any, str]:
     script = Script("node_forward", names)
     if sizes:
         script.line("ctx.sizes = sizes")
-    _link(script, "outs", "saved", [f"inputs[{ways.positions[k]}]" for k in ways.loose])
+    _link(script, ways, "outs", "saved", [f"inputs[{ways.positions[k]}]" for k in ways.loose])
     script.line("ctx.set_materialize_grads(False)")
     if saved:
         script.line("ctx.save_for_backward(*saved)")

@@ -126,7 +126,8 @@ def _ways(captured: Captured, component: Component, saved: list[str], direct: Di
         f"p{t.index}" if t.kind == "input" and t.index not in reshaped else "" for t in component.targets
     ]
     carried = tuple(saved.index(name) if name in saved else None for name in names)
-    return Ways(direct.positions if direct is not None else tuple(range(len(names))), carried)
+    positions = direct.positions if direct is not None else tuple(range(len(names)))
+    return Ways(positions, carried, bool(reshaped))
 
 
 def _size_name(split: SplitPrograms, name: str) -> str:

@@ -52,6 +52,11 @@ def bare_apply(node: type) -> Callable[..., Any]:
     return bound
 
 
+def size_in_history(t: Tensor) -> Any:
+    """The size that gradients of a tensor have to have: what it was when it got its history."""
+    return t.grad_fn._input_metadata[t.output_nr].shape  # type: ignore[union-attr]
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Calls back when the backward that is running has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
