@@ -1,4 +1,4 @@
-"""Second and third derivatives of programs with dropout, checkpoints, mutation, views, modules, odd dtypes."""
+"""Second and third derivatives of programs: dropout, checkpoints, mutation, views, modules, odd dtypes."""
 
 from __future__ import annotations
 
