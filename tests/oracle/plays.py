@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from .common import leaf, strict
@@ -82,3 +85,36 @@ def grad(out: Any, inputs: Any, *tangents: Any, **options: Any) -> Any:
         outs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         out = sum(t.sum() if not t.is_complex() else t.abs().sum() for t in outs)
     return torch.autograd.grad(out, inputs, *tangents, **options)
+
+
+class Packs:
+    """Saved-tensor hooks that take each tensor out of the graph, count it and remember how long it lives."""
+
+    def __init__(self, to: torch.dtype | None = None) -> None:
+        self.to = to
+        self.packed = self.unpacked = 0
+        self.refs: list[weakref.ref[Any]] = []
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        with saved_tensors_hooks(self.pack, self.unpack):
+            yield
+
+    def pack(self, t: Tensor) -> Any:
+        self.packed += 1
+        held = Held(t.to(self.to) if self.to is not None and t.is_floating_point() else t, t.dtype)
+        self.refs.append(weakref.ref(held))
+        return held
+
+    def unpack(self, held: Held) -> Tensor:
+        self.unpacked += 1
+        return held.t.to(held.dtype)
+
+    @property
+    def alive(self) -> int:
+        return len([r for r in self.refs if r() is not None])
+
+
+class Held:
+    def __init__(self, t: Tensor, dtype: torch.dtype) -> None:
+        self.t, self.dtype = t, dtype

@@ -1,22 +1,17 @@
-"""Higher derivatives and what surrounds them: hooks, saved tensors, freed graphs, threads, modes, memory."""
+"""Higher derivatives and what surrounds them: hooks, saved tensors, freed graphs, threads, modes."""
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.autograd.graph import saved_tensors_hooks
 
 from .common import strict
-from .plays import agree, double, ending, grad
+from .plays import Packs, agree, double, ending, grad
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning"),
@@ -182,39 +177,6 @@ def test_inputs_that_nothing_needs_changed_after_the_call() -> None:
         return g, grad(g, x)
 
     agree(lambda x, w: (x**3).sum() + w.sum(), play)
-
-
-class Packs:
-    """Saved-tensor hooks that take each tensor out of the graph, count it and remember how long it lives."""
-
-    def __init__(self, to: torch.dtype | None = None) -> None:
-        self.to = to
-        self.packed = self.unpacked = 0
-        self.refs: list[weakref.ref[Any]] = []
-
-    @contextmanager
-    def on(self) -> Iterator[None]:
-        with saved_tensors_hooks(self.pack, self.unpack):
-            yield
-
-    def pack(self, t: Tensor) -> Any:
-        self.packed += 1
-        held = Held(t.to(self.to) if self.to is not None and t.is_floating_point() else t, t.dtype)
-        self.refs.append(weakref.ref(held))
-        return held
-
-    def unpack(self, held: Held) -> Tensor:
-        self.unpacked += 1
-        return held.t.to(held.dtype)
-
-    @property
-    def alive(self) -> int:
-        return len([r for r in self.refs if r() is not None])
-
-
-class Held:
-    def __init__(self, t: Tensor, dtype: torch.dtype) -> None:
-        self.t, self.dtype = t, dtype
 
 
 @pytest.mark.parametrize("where", ["around the call", "around the gradient", "around both"])
@@ -450,210 +412,3 @@ def test_deterministic_algorithms() -> None:
             torch.use_deterministic_algorithms(False)
 
     agree(lambda x, w: x[torch.tensor([0, 0, 1])] ** 3 * w, play)
-
-
-# custom functions
-
-
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad
-
-
-def test_once_differentiable_raises_in_the_second_backward() -> None:
-    def play(run: Any) -> Any:
-        x = double(3)
-        (g,) = grad(run(x), x)
-        g.sum().backward()
-
-    agree(lambda x: Once.apply(x).exp() + x**3, refused=[play])
-
-
-class SavedByHand(torch.autograd.Function):
-    """An intermediate returned as an output, the documented way to save it for double backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Any:
-        e, n = x.exp(), (-x).exp()
-        ctx.save_for_backward(e, n)
-        return (e - n) / 2, e, n
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, ge: Tensor, gn: Tensor) -> Tensor:
-        e, n = ctx.saved_tensors
-        return g * (e + n) / 2 + ge * e - gn * n
-
-
-class WrongOnPurpose(torch.autograd.Function):
-    """Its gradient is not its derivative; every order must follow what it says, not what it computes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x.round()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return g * x.sin()
-
-
-class GradWithoutHistory(torch.autograd.Function):
-    """Its backward leaves autograd on purpose: the second derivative misses that part."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return g * 3 * x.detach() ** 2
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: SavedByHand.apply(x)[0] * x,
-        lambda x: WrongOnPurpose.apply(x * 2).sum() * x,
-        lambda x: GradWithoutHistory.apply(x) + x.sin(),
-    ],
-)
-def test_custom_functions_follow_their_own_rules(fn: Callable[[Tensor], Tensor]) -> None:
-    def play(run: Any) -> Any:
-        x = double(3)
-        (g,) = grad(run(x), x)
-        (second,) = grad(g, x)
-        return g, second, grad(second, x, allow_unused=True)
-
-    agree(fn, play)
-
-
-# memory
-
-
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def second_order(run: Any, refs: list[Any] | None = None) -> Any:
-    x, w = pair()
-    out = run(x, w)
-    (g,) = grad(out, x)
-    second = grad(g, [x, w], create_graph=False)
-    if refs is not None:
-        refs += [weakref.ref(t) for t in (x, w, out, g, *second)]
-    return None
-
-
-def live_tensors() -> int:
-    return sum(1 for o in gc.get_objects() if issubclass(type(o), Tensor))
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_nothing_is_left_after_second_order() -> None:
-    compiled = strict(body)
-    for _ in range(2):
-        second_order(compiled)
-    gc.collect()
-    before = live_tensors()
-    refs: list[Any] = []
-    for _ in range(3):
-        second_order(compiled, refs)
-    assert [r() for r in refs] == [None] * len(refs)
-    assert live_tensors() == before
-    assert gc.collect() == 0
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_nothing_is_left_of_graphs_that_nobody_used() -> None:
-    compiled = strict(body)
-    second_order(compiled)
-    gc.collect()
-    before = live_tensors()
-    for _ in range(3):
-        x, w = pair()
-        (g,) = grad(compiled(x, w), x)
-        refs = [weakref.ref(t) for t in (x, w, g)]
-        del x, w, g
-        assert [r() for r in refs] == [None] * 3
-    assert live_tensors() == before
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_what_is_saved_lives_no_longer_than_in_eager() -> None:
-    """Whether anything that the call saved is still alive, at each station of a second derivative."""
-
-    def stations(run: Any) -> list[bool]:
-        packs = Packs()
-        x, w = pair()
-        with packs.on():
-            out = run(x, w)
-        found = [packs.alive > 0]
-        (g,) = grad(out, x)
-        found.append(packs.alive > 0)
-        del out
-        found.append(packs.alive > 0)
-        second = grad(g, [x, w], create_graph=False)
-        found.append(packs.alive > 0)
-        del g, second
-        found.append(packs.alive > 0)
-        return found
-
-    compiled = strict(body)
-    expected = stations(body)
-    assert expected == [True, True, True, False, False]
-    for _ in range(3):
-        assert stations(compiled) == expected
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_the_first_order_path_keeps_nothing_more() -> None:
-    """A backward without create_graph frees everything, also after higher orders were compiled."""
-    compiled = strict(body)
-    counts = []
-    for use_second in (False, True, False):
-        if use_second:
-            second_order(compiled)
-        packs = Packs()
-        x, w = pair()
-        with packs.on():
-            out = compiled(x, w)
-        counts.append(packs.packed)
-        assert packs.alive > 0
-        out.backward()
-        assert packs.alive == 0
-        ref = weakref.ref(out)
-        del out
-        assert ref() is None
-    assert counts[0] == counts[2]
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_a_gradient_keeps_the_result_alive_no_longer_than_eager() -> None:
-    def play(run: Any) -> list[bool]:
-        x, w = pair()
-        out = run(x, w)
-        ref = weakref.ref(out)
-        (g,) = grad(out, x)
-        del out
-        found = [ref() is None]
-        del g
-        return [*found, ref() is None]
-
-    compiled = strict(layer)
-    for _ in range(2):
-        assert play(compiled) == play(layer)
