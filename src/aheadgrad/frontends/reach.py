@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,17 +105,23 @@ class Reach:
         fact = self.tensors.get(id(real))
         return None if fact is None else (fact.holder, fact.how)
 
-    def take_changes(self) -> list[tuple[Callable[[Any], None], Any]]:
+    def take_changes(self, originals: dict[int, Tensor]) -> list[tuple[Callable[[Any], None], Any]]:
         """The tensors that a run has left somewhere: how to leave them there again, and the tensors.
 
         Traced tensors are taken away again. Other things that the run changed (a counter) stay as
-        they are, since Python runs once per compile, and are no assumption of the entry.
+        they are, since Python runs once per compile, and are no assumption of the entry. A container
+        made anew from what stands in for the very tensors it held (`originals`, by id) has not
+        changed: recurrent layers do so when their parameters are others than at the last call.
         """
         changes: list[tuple[Callable[[Any], None], Any]] = []
         for slot in self.slots:
             now, before = slot.now(), slot.value
             if _same(now, before, inside=isinstance(slot, Contents)):
                 continue
+            if type(now) is list and type(before) is list:
+                if _same([_original(v, originals) for v in now], before, inside=True):
+                    slot.put(before)
+                    continue
             if not any(isinstance(v, Tensor) and is_wrapped(v) for v in tree_leaves(now)):
                 self._forget(slot)
                 continue
@@ -242,6 +249,14 @@ class Reach:
                 inherited = inspect.getattr_static(type(value), name, _ABSENT)
                 if isinstance(inherited, (*_SIMPLE, Tensor)):
                     self._at(value, f".{name}", inherited)
+
+
+def _original(value: Any, originals: dict[int, Tensor]) -> Any:
+    """What a traced tensor (or a weak reference to one) stands for; anything else as it is."""
+    if type(value) is weakref.ref:
+        original = originals.get(id(value()))
+        return value if original is None else weakref.ref(original)
+    return originals.get(id(value), value)
 
 
 def _same(now: Any, before: Any, inside: bool = False) -> bool:
