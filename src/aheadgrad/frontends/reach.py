@@ -118,10 +118,9 @@ class Reach:
             now, before = slot.now(), slot.value
             if _same(now, before, inside=isinstance(slot, Contents)):
                 continue
-            if type(now) is list and type(before) is list:
-                if _same([_original(v, originals) for v in now], before, inside=True):
-                    slot.put(before)
-                    continue
+            if _rebuilt(now, before, originals):
+                slot.put(before)
+                continue
             if not any(isinstance(v, Tensor) and is_wrapped(v) for v in tree_leaves(now)):
                 self._forget(slot)
                 continue
@@ -249,6 +248,13 @@ class Reach:
                 inherited = inspect.getattr_static(type(value), name, _ABSENT)
                 if isinstance(inherited, (*_SIMPLE, Tensor)):
                     self._at(value, f".{name}", inherited)
+
+
+def _rebuilt(now: Any, before: Any, originals: dict[int, Tensor]) -> bool:
+    """Is this a list of what stands in for the tensors that were listed before?"""
+    if type(now) is not list or type(before) is not list:
+        return False
+    return _same([_original(v, originals) for v in now], before, inside=True)
 
 
 def _original(value: Any, originals: dict[int, Tensor]) -> Any:
