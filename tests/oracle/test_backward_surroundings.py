@@ -100,7 +100,7 @@ def test_anomaly_mode_names_the_users_line(warm: bool) -> None:
         text = anomaly_text(run)
         assert "h.sqrt()" in text, run
         assert "in divides" in text, run
-        assert "test_backward_details.py" in text, run
+        assert "test_backward_surroundings.py" in text, run
 
 
 def test_anomaly_mode_without_checking_nan() -> None:
