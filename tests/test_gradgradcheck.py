@@ -158,18 +158,21 @@ def second_derivative(run: Callable[[Tensor], Tensor], x: Tensor) -> Any:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_eager_refuses_is_refused(name: str) -> None:
+    """The second derivative raises what eager raises; the first can be had, with a graph or without."""
     fn, shape = REFUSED[name]
     compiled = strict(fn)
     x = real(*shape)
     with pytest.raises(RuntimeError) as expected:
         second_derivative(fn, x)
     for _ in range(2):
+        for create_graph in (True, False):
+            (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=create_graph)
+            (eager,) = torch.autograd.grad(fn(x).sum(), x, create_graph=create_graph)
+            torch.testing.assert_close(first, eager)
+            assert first.requires_grad == eager.requires_grad
         with pytest.raises(RuntimeError) as found:
             second_derivative(compiled, x)
-        assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
-        assert type(found.value) is type(expected.value)
-    first = torch.autograd.grad(compiled(x).sum(), x)
-    torch.testing.assert_close(first, torch.autograd.grad(fn(x).sum(), x))
+        assert str(expected.value).splitlines()[0] in str(found.value)
 
 
 def test_once_differentiable_beside_others() -> None:
