@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .common import strict
-from .plays import Packs, agree, double
+from .plays import Packs, agree, double, ending
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
@@ -31,23 +32,49 @@ def pair(*shape: int) -> tuple[Tensor, Tensor]:
 # threads and modes
 
 
-def test_backwards_of_one_call_in_two_threads() -> None:
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_new_backwards_of_one_call_in_several_threads() -> None:
+    """All are recorded when they are first asked for, at the same time."""
+    count = 4
+
+    def fn(x: Tensor, w: Tensor) -> Any:
+        outs = [x * (i + 1) for i in range(count)]
+        for _ in range(15):
+            outs = [(h @ w).tanh() for h in outs]
+        return outs
+
     def play(run: Any) -> Any:
         x, w = pair()
         outs = run(x, w)
-        grads: list[Any] = [None, None]
+        grads: list[Any] = [None] * count
+        start = threading.Barrier(count)
 
         def work(i: int) -> None:
-            grads[i] = torch.autograd.grad(outs[i].sum(), [x, w], retain_graph=True)
+            start.wait()
+            tangent = torch.arange(9.0).double().view(3, 3).t()  # laid out as nobody expects
+            grads[i] = ending(lambda _: torch.autograd.grad(outs[i], [x, w], tangent), run)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
+        for found in grads:
+            if isinstance(found, Exception):
+                raise found
         return grads
 
-    agree(lambda x, w: ((x @ w).tanh(), (x @ w).exp()), play)
+    for _ in range(5):  # two recordings have to meet in the wrong place
+        agree(fn, play, calls=1)
 
 
 def test_hooks_run_in_the_thread_of_the_backward() -> None:
