@@ -14,6 +14,7 @@ from aheadgrad.frontends import entries
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.entries import Compiled
 from aheadgrad.options import Options
+from aheadgrad.torchlayer.transforms import without_functionalize
 
 
 def compile(
@@ -65,7 +66,7 @@ def _compile(fn: Any, options: Options) -> Any:
         return fn
     if not callable(fn):
         raise InvalidOption(f"aheadgrad.compile needs a function or a module, not {type(fn).__name__}.")
-    compiled = Compiled(fn, options)
+    compiled = Compiled(without_functionalize(fn), options)
     return CompiledModule(fn, compiled) if isinstance(fn, nn.Module) else compiled
 
 

@@ -728,3 +728,20 @@ def test_parameters_in_lists_and_dicts() -> None:
             return self.layers["x"](x) * self.named["a"]
 
     same_module(Many, fresh((leaf(2, 3),), 2))
+
+
+@pytest.mark.parametrize("build", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_are_compiled_once(build: Any) -> None:
+    """They keep a list of their parameters, and look at each call whether those are still the same."""
+    model = build(2, 3, num_layers=2)
+    compiled = strict(model)
+    kept = model._flat_weights
+    x = leaf(4, 1, 2)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), model(x))
+    assert len(compiled.entries) == 1
+    assert model._flat_weights is kept
+    assert all(ref() is p for ref, p in zip(model._flat_weight_refs, kept, strict=True))
+    model.weight_ih_l0 = nn.Parameter(torch.ones_like(model.weight_ih_l0))
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), model(x))

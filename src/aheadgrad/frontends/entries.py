@@ -149,17 +149,17 @@ class Compiled:
             result = self._fn(*a, **k)
             _check_result(result)
             new: list[tuple[Any, Any]]
-            new = [(p.put, v) for p, v in modules.rebound(places) if not _is_input(v, seen_inputs)]
-            new += reach.take_changes()
+            new = [(p.put, v) for p, v in modules.rebound(places) if id(v) not in originals]
+            new += reach.take_changes(originals)
             new += changed_containers(before)
             changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
             return result, [v for _, v in new]
 
-        seen_inputs: set[int] = set()
+        originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
 
         def around_noting(see: Callable[[Any], Any]) -> Any:
             for place in places:
-                seen_inputs.add(id(see(place.get())))
+                originals[id(see(place.get()))] = place.get()
             return around(see)
 
         state = [(p.slot, p.get()) for p in places]
@@ -168,7 +168,7 @@ class Compiled:
         try:
             entry = pipeline.run(call, self.options)
         finally:
-            reach.take_changes()
+            reach.take_changes(originals)
         rehearse(entry.captured)
         writer = GuardWriter(flat, args, kwargs, entry.captured, places, reach, takes_any_keyword(target))
         check, run, source = writer.write(entry.run)
@@ -197,10 +197,6 @@ def _level_of_caller() -> int:
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def _is_input(value: Tensor, seen: set[int]) -> bool:
-    return id(value) in seen
 
 
 def _names(target: Any) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,16 +105,21 @@ class Reach:
         fact = self.tensors.get(id(real))
         return None if fact is None else (fact.holder, fact.how)
 
-    def take_changes(self) -> list[tuple[Callable[[Any], None], Any]]:
+    def take_changes(self, originals: dict[int, Tensor]) -> list[tuple[Callable[[Any], None], Any]]:
         """The tensors that a run has left somewhere: how to leave them there again, and the tensors.
 
         Traced tensors are taken away again. Other things that the run changed (a counter) stay as
-        they are, since Python runs once per compile, and are no assumption of the entry.
+        they are, since Python runs once per compile, and are no assumption of the entry. A container
+        made anew from what stands in for the very tensors it held (`originals`, by id) has not
+        changed: recurrent layers do so when their parameters are others than at the last call.
         """
         changes: list[tuple[Callable[[Any], None], Any]] = []
         for slot in self.slots:
             now, before = slot.now(), slot.value
             if _same(now, before, inside=isinstance(slot, Contents)):
+                continue
+            if _rebuilt(now, before, originals):
+                slot.put(before)
                 continue
             if not any(isinstance(v, Tensor) and is_wrapped(v) for v in tree_leaves(now)):
                 self._forget(slot)
@@ -242,6 +248,21 @@ class Reach:
                 inherited = inspect.getattr_static(type(value), name, _ABSENT)
                 if isinstance(inherited, (*_SIMPLE, Tensor)):
                     self._at(value, f".{name}", inherited)
+
+
+def _rebuilt(now: Any, before: Any, originals: dict[int, Tensor]) -> bool:
+    """Is this a list of what stands in for the tensors that were listed before?"""
+    if type(now) is not list or type(before) is not list:
+        return False
+    return _same([_original(v, originals) for v in now], before, inside=True)
+
+
+def _original(value: Any, originals: dict[int, Tensor]) -> Any:
+    """What a traced tensor (or a weak reference to one) stands for; anything else as it is."""
+    if type(value) is weakref.ref:
+        original = originals.get(id(value()))
+        return value if original is None else weakref.ref(original)
+    return originals.get(id(value), value)
 
 
 def _same(now: Any, before: Any, inside: bool = False) -> bool:

@@ -1,0 +1,144 @@
+"""What higher derivatives keep alive: nothing longer than eager does, and no cycles."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from .common import strict
+from .plays import Packs, double, grad
+
+
+def body(x: Tensor, w: Tensor) -> Tensor:
+    return ((x @ w).tanh() * x.exp()).sin().sum()
+
+
+def layer(x: Tensor, w: Tensor) -> Tensor:
+    return (x @ w).tanh() * x
+
+
+def pair(*shape: int) -> tuple[Tensor, Tensor]:
+    return double(*(shape or (3, 3)), seed=1), double(*(shape or (3, 3)), seed=2)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def second_order(run: Any, refs: list[Any] | None = None) -> Any:
+    x, w = pair()
+    out = run(x, w)
+    (g,) = grad(out, x)
+    second = grad(g, [x, w], create_graph=False)
+    if refs is not None:
+        refs += [weakref.ref(t) for t in (x, w, out, g, *second)]
+    return None
+
+
+def live_tensors() -> int:
+    return sum(1 for o in gc.get_objects() if issubclass(type(o), Tensor))
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_left_after_second_order() -> None:
+    compiled = strict(body)
+    for _ in range(2):
+        second_order(compiled)
+    gc.collect()
+    before = live_tensors()
+    refs: list[Any] = []
+    for _ in range(3):
+        second_order(compiled, refs)
+    assert [r() for r in refs] == [None] * len(refs)
+    assert live_tensors() == before
+    assert gc.collect() == 0
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_nothing_is_left_of_graphs_that_nobody_used() -> None:
+    compiled = strict(body)
+    second_order(compiled)
+    gc.collect()
+    before = live_tensors()
+    for _ in range(3):
+        x, w = pair()
+        (g,) = grad(compiled(x, w), x)
+        refs = [weakref.ref(t) for t in (x, w, g)]
+        del x, w, g
+        assert [r() for r in refs] == [None] * 3
+    assert live_tensors() == before
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_what_is_saved_lives_no_longer_than_in_eager() -> None:
+    """Whether anything that the call saved is still alive, at each station of a second derivative."""
+
+    def stations(run: Any) -> list[bool]:
+        packs = Packs()
+        x, w = pair()
+        with packs.on():
+            out = run(x, w)
+        found = [packs.alive > 0]
+        (g,) = grad(out, x)
+        found.append(packs.alive > 0)
+        del out
+        found.append(packs.alive > 0)
+        second = grad(g, [x, w], create_graph=False)
+        found.append(packs.alive > 0)
+        del g, second
+        found.append(packs.alive > 0)
+        return found
+
+    compiled = strict(body)
+    expected = stations(body)
+    assert expected == [True, True, True, False, False]
+    for _ in range(3):
+        assert stations(compiled) == expected
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_first_order_path_keeps_nothing_more() -> None:
+    """A backward without create_graph frees everything, also after higher orders were compiled."""
+    compiled = strict(body)
+    counts = []
+    for use_second in (False, True, False):
+        if use_second:
+            second_order(compiled)
+        packs = Packs()
+        x, w = pair()
+        with packs.on():
+            out = compiled(x, w)
+        counts.append(packs.packed)
+        assert packs.alive > 0
+        out.backward()
+        assert packs.alive == 0
+        ref = weakref.ref(out)
+        del out
+        assert ref() is None
+    assert counts[0] == counts[2]
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_gradient_keeps_the_result_alive_no_longer_than_eager() -> None:
+    def play(run: Any) -> list[bool]:
+        x, w = pair()
+        out = run(x, w)
+        ref = weakref.ref(out)
+        (g,) = grad(out, x)
+        del out
+        found = [ref() is None]
+        del g
+        return [*found, ref() is None]
+
+    compiled = strict(layer)
+    for _ in range(2):
+        assert play(compiled) == play(layer)
