@@ -125,12 +125,7 @@ class Direct:
             script.line(f"r{i} = r{i}.detach()")
         outs = [f"r{i}" for i in range(self.outputs)]
         loose = [self.inputs[ways.positions[k]] for k in ways.loose]
-        _link(
-            script,
-            f"({''.join(f'{r}, ' for r in outs)})",
-            f"({''.join(f'{v}, ' for v in self.saved)})",
-            loose,
-        )
+        _link(script, ways, _tuple(outs), _tuple(self.saved), loose)
         if self.outputs > 1:
             script.line("ctx.set_materialize_grads(False)")
         if self.saved:
