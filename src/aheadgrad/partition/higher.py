@@ -15,10 +15,11 @@ from torch import Tensor
 
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
+from aheadgrad.capture.histories import kept_by_eager
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.partition.default import walk_backward
-from aheadgrad.partition.split import SavedSet, SavedValue
+from aheadgrad.partition.split import SavedSet, SavedValue, tangent_name
 from aheadgrad.program.check import check
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
@@ -46,7 +47,9 @@ def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
     recorded = derivative.recorded
     tangents = [t for t in recorded.tangents if t is not None]
     pool = list(given.tensors)
-    pool += [SavedValue(t, f"tangents_{k + 1}", "a tangent") for k, t in enumerate(tangents)]
+    below = derivative.below
+    names = [tangent_name(below, k) for k, t in enumerate(recorded.tangents) if t is not None]
+    pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
     phases = {recorded.phase, *(g.phase for g in derivative.gradients if g is not None)}
     cutter.merge_views(phases, set(boundary))
@@ -60,16 +63,31 @@ def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
             kept.append(())
             saved.append(SavedSet())
             continue
-        positions = []
-        for value, user in _used(derivative, g, here, set(boundary)):
+        positions: set[int] = set()
+        used = _used(derivative, g, here, set(boundary))
+        used += _also_kept(derivative, g, [value for value, _ in used], here, set(boundary))
+        for value, user in used:
             if id(value) not in boundary:
                 boundary[id(value)] = len(pool)
                 pool.append(SavedValue(value, cutter.value_name(value) or "value", f"used by {user}"))
-            positions.append(boundary[id(value)])
+            positions.add(boundary[id(value)])
         kept.append(tuple(sorted(positions)))
         saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
     new = pool[len(given.tensors) + len(tangents) :]
     return HigherSplit(_program(derivative, given, new), tuple(pool), tuple(kept), tuple(saved))
+
+
+def _also_kept(
+    derivative: Derivative, g: Gradients, used: list[Tensor], here: set[int], boundary: set[int]
+) -> list[tuple[Tensor, str]]:
+    """What eager keeps beside that, as far as it is at hand."""
+    trace = derivative.cutter.trace
+    found = []
+    for value in kept_by_eager(trace, g.component.nodes, used, derivative.cutter.source):
+        made = trace.producer(value)
+        if id(value) in boundary or (made is not None and made.record in here):
+            found.append((value, "derivatives of higher order"))
+    return found
 
 
 def _used(
@@ -105,7 +123,7 @@ def _program(derivative: Derivative, given: SavedSet, new: list[SavedValue]) -> 
     exits = derivative.below.exits
     for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
         if value is not None:
-            ports.append(Port(Tangent(exits[i].slot), value, f"tangents_{number + 1}"))
+            ports.append(Port(Tangent(exits[i].slot), value, tangent_name(derivative.below, number)))
     outputs: list[tuple[Slot, object]] = [(e.slot, e.value) for e in derivative.exits]
     outputs += [(Saved(s.name, s.reason), s.value) for s in new]
     try:

@@ -71,13 +71,18 @@ def forward_program(captured: Captured, saved: SavedSet, *, inference: bool) -> 
     return check(captured.cutter.cut(role, ports, outputs, {"forward"}, in_graph.writes(captured)))
 
 
+def tangent_name(level: Captured | Derivative, number: int) -> str:
+    """`tangents_1`, as all backends expect; from the second order on the order is in the name."""
+    return f"tangents_{number + 1}" if level.order == 0 else f"tangents_{number + 1}_{level.order + 1}"
+
+
 def backward_program(captured: Captured | Derivative, gradients: Gradients, saved: SavedSet) -> Program:
     """From what the forward saved to gradients. Sizes come first, as backends expect."""
     ports = [Port(SavedSize(name), number, name) for name, number in saved.sizes]
     ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in saved.tensors]
     for number, (i, value) in enumerate(zip(gradients.component.exits, gradients.tangents, strict=True)):
         if value is not None:
-            ports.append(Port(Tangent(captured.exits[i].slot), value, f"tangents_{number + 1}"))
+            ports.append(Port(Tangent(captured.exits[i].slot), value, tangent_name(captured, number)))
     outputs = captured.gradient_outputs(gradients)
     try:
         return check(captured.cutter.cut("backward", ports, outputs, {gradients.phase}))

@@ -16,8 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.backends.registry import compile_program
+from aheadgrad.capture.forward import explained
 from aheadgrad.capture.higher import Derivative, Level, differentiate
 from aheadgrad.capture.joint import Component, dense_order, dense_strides
+from aheadgrad.errors import AheadgradError
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.assemble import nowhere
@@ -92,6 +94,9 @@ class Higher:
             try:
                 derivative = differentiate(level, self.component, pattern, requiring, state)
             except Exception as error:
+                ours = explained(error)
+                if isinstance(ours, AheadgradError):
+                    raise ours from error
                 return Failure(error)
             return make_step(derivative, self.saved, self.ways, state)
 

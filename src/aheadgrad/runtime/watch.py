@@ -13,18 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.histories import saved_attributes, view_source
 from aheadgrad.capture.joint import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot, Fresh, FreshRoot, IsRoot
 from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
-from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 
 # Their recorded formula does without the result, as it may not look for zeros in the input.
 _RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
-_ATTRIBUTES: dict[type, list[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Watch:
 def watches(captured: Captured, component: Component, saved: SavedSet) -> list[Watch]:
     """Tensors whose version the node has to remember."""
     by_exit = [_saved_storages(captured, component.nodes_of[i]) for i in component.exits]
-    sources = {id(view_source(captured, s.value)) for s in saved.tensors}
+    sources = {id(view_source(captured.session.trace, s.value)) for s in saved.tensors}
     found: dict[str, tuple[int, ...]] = {}
     offset = len(captured.forward.number_slots)
     for i, entrance in enumerate(captured.session.entrances):
@@ -61,7 +60,7 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
             continue
-        if id(view_source(captured, e.value)) not in sources:
+        if id(view_source(captured.session.trace, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
     watched = [Watch(name, outputs) for name, outputs in found.items() if outputs]
     once = tuple(k for k, i in enumerate(component.exits) if any(map(_saves, component.nodes_of[i])))
@@ -92,7 +91,7 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
         if fact.index >= 0
         and fact.data_changed
         and (fact.history_changed or not fact.version_bumps)
-        and id(view_source(captured, e.value)) in sources
+        and id(view_source(captured.session.trace, e.value)) in sources
     ]
 
 
@@ -101,7 +100,7 @@ def _saved_storages(captured: Captured, nodes: set[Any]) -> set[int]:
     keys: set[int] = set()
     for node in nodes:
         keys |= captured.session.hidden.get(node, set())
-        for name in _attributes(node):
+        for name in saved_attributes(node):
             try:
                 value = getattr(node, name)
             except RuntimeError:
@@ -121,21 +120,12 @@ def _check_unchanged(captured: Captured, result: Any) -> None:
         raise FallbackError("the result of a product is changed behind autograd's back")
 
 
-def _attributes(node: Any) -> list[str]:
-    kind = type(node)
-    names = _ATTRIBUTES.get(kind)
-    if names is None:
-        names = [n for n in dir(kind) if n.startswith("_saved_")]
-        _ATTRIBUTES[kind] = names
-    return names
-
-
 def _saves(node: Any) -> bool:
     """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
     if type(node).__name__ == "CopySlices":
         return True
     try:
-        values = [getattr(node, name) for name in _attributes(node)]
+        values = [getattr(node, name) for name in saved_attributes(node)]
         values += getattr(node, "saved_tensors", ())
     except RuntimeError:  # there is a saved tensor, though it was changed since
         return True
@@ -149,16 +139,6 @@ def _add(value: Any, keys: set[int]) -> None:
     elif isinstance(value, tuple | list):
         for part in value:
             _add(part, keys)
-
-
-def view_source(captured: Captured, value: Tensor) -> Tensor:
-    """The value that a chain of view ops starts from."""
-    trace = captured.session.trace
-    while True:
-        made = trace.producer(value)
-        if made is None or not is_view_op(trace.records[made.record].target):
-            return value
-        value = trace.records[made.record].args[0]
 
 
 def is_own(captured: Captured, slot: Any) -> bool:
