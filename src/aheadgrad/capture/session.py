@@ -7,6 +7,7 @@ user's function again.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -39,6 +40,7 @@ class Session:
         symbolic: bool = False,
     ) -> None:
         self.mode = mode
+        self.lock = threading.RLock()  # one recording at a time
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of

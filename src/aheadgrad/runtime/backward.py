@@ -6,7 +6,6 @@ their branch is not computed, and inputs that only they lead to get `None`.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +37,7 @@ class Backward:
         compiled: Run | None,
         make: Callable[[tuple[Any, ...], AutocastState | None], Run],
         fixed_autocast: bool,
+        lock: Any,
     ) -> None:
         self.expected = expected
         self.make = make
@@ -45,7 +45,7 @@ class Backward:
         self.programs: dict[Any, Run] = {}
         if compiled is not None:
             self.programs[(expected, None)] = compiled
-        self._lock = threading.RLock()
+        self._lock = lock
 
     def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         pattern = tuple(None if t is None else _layout(t) for t in tangents)

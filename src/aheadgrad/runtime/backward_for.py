@@ -24,7 +24,7 @@ def backward_for(level: Level, component: Component, saved: SavedSet, known: Any
         return _make(level, component, saved, known, pattern, state)
 
     if not lays_out(level):
-        return Backward(expected, known, make, level.fixed_autocast)
+        return Backward(expected, known, make, level.fixed_autocast, level.session.lock)
 
     def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
         pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
@@ -32,7 +32,7 @@ def backward_for(level: Level, component: Component, saved: SavedSet, known: Any
             return make(pattern, state)
 
     orders = tuple(dense_order(level.exits[i].traced) for i in component.exits)
-    return LaidOutBackward(orders, known, make_for, level.fixed_autocast)
+    return LaidOutBackward(orders, known, make_for, level.fixed_autocast, level.session.lock)
 
 
 def lays_out(level: Level) -> bool:

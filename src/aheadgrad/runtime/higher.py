@@ -8,7 +8,6 @@ differentiated in turn.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.backward_for import backward_for, lays_out, unchanged_assumptions
 from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
-from aheadgrad.torchlayer.autograd import set_grad_enabled
+from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
 
 differentiable_runs: Counter[int] = Counter()
@@ -43,7 +42,7 @@ class Higher:
         self.saved = saved
         self.ways = ways
         self.steps: dict[Any, Step | Failure] = {}
-        self._lock = threading.RLock()
+        self._lock = level.session.lock
         self._expected = level.joint.expected_pattern(component)
         self._orders = (
             tuple(dense_order(level.exits[i].traced) for i in component.exits) if lays_out(level) else None
@@ -154,6 +153,8 @@ class Step:
                 outs[0].grad_fn.below = ctx
             for i, out in zip(node.exits, outs, strict=False):
                 grads[i] = out
+        if not keeps_graph():  # under create_graph, but asked not to retain
+            ctx.freed = True
         differentiable_runs[self.order] += 1
         return grads
 

@@ -23,6 +23,11 @@ from aheadgrad.torchlayer.autograd import NodeBase, at_end_of_backward, bare_app
 if TYPE_CHECKING:
     from aheadgrad.runtime.higher import Higher
 
+_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+    "already been freed). Specify retain_graph=True if you need to backward through the graph a second time."
+)
+
 
 def make_node(
     backward: Backward,
@@ -211,6 +216,8 @@ def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inpu
 def _free_below(ctx: Any) -> None:
     """A backward through gradients goes on through the call that they are gradients of; as in eager,
     that call has had its backward then."""
+    if getattr(ctx.below, "freed", False):
+        raise RuntimeError(_TWICE)
     if not keeps_graph():
         at_end_of_backward(functools.partial(_free, ctx.below))
 
@@ -218,6 +225,7 @@ def _free_below(ctx: Any) -> None:
 def _free(node: Any) -> None:
     while node is not None:
         node.maybe_clear_saved_tensors()
+        node.freed = True
         watch = getattr(node, "watch", None)
         if watch is not None:
             node.watch = None, watch[1]
@@ -255,11 +263,7 @@ def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
     watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
     watched, once = ctx.watch
     if watched is None and any(present[k] for k in once):
-        raise RuntimeError(
-            "Trying to backward through the graph a second time (or directly access saved tensors after "
-            "they have already been freed). Specify retain_graph=True if you need to backward through "
-            "the graph a second time."
-        )
+        raise RuntimeError(_TWICE)
     if not keeps_graph():
         ctx.watch = None, once
     for tensor, expected, outputs in watched or ():

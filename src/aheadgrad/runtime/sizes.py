@@ -73,8 +73,9 @@ class LaidOutBackward(Backward):
         compiled: Run | None,
         make: Callable[[tuple[bool, ...], AutocastState | None], Run],
         fixed_autocast: bool,
+        lock: Any,
     ) -> None:
-        super().__init__(orders, None, make, fixed_autocast)
+        super().__init__(orders, None, make, fixed_autocast, lock)
         if compiled is not None:
             self.programs[((True,) * len(orders), None)] = compiled
 
