@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import linecache
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ class Cutter:
             id(value): FreshCopy(value, target, self.names.fresh(target.overloadpacket.__name__))
             for value, target in copies
         }
-        self.same: dict[int, Tensor] = {}  # by id, views taken again of a value that has that view already
+        self.same: dict[int, Tensor] = {}  # by id, other values that these are the same as
         self.write_names: dict[int, str] = {}
         self.symbol_names: dict[Any, str] = {}
 
@@ -120,10 +121,11 @@ class Cutter:
                 return value
             value = record.args[0]
 
-    def merge_views(self, phases: set[str], given: set[int]) -> None:
-        """Finds views that these phases take again: functionalization does so for tensors that changed.
+    @contextmanager
+    def merging_views(self, given: set[int]) -> Iterator[None]:
+        """Views taken more than once count as one: functionalization takes them again at will.
 
-        They become the view that was taken before; one of the values in `given`, if there is one.
+        They become the one in `given` (ids of values that a program is given), or the first.
         """
         views: dict[Any, list[Tensor]] = {}
         first: dict[int, int] = {}
@@ -135,8 +137,14 @@ class Cutter:
             same = views.setdefault(key, [])
             same.append(record.out)
             first[id(record.out)] = id(same[0])
-            if len(same) > 1 and record.phase in phases:
-                self.same[id(record.out)] = next((v for v in same if id(v) in given), same[0])
+        for same in views.values():
+            if len(same) > 1:
+                one = next((v for v in same if id(v) in given), same[0])
+                self.same.update((id(v), one) for v in same if v is not one)
+        try:
+            yield
+        finally:
+            self.same = {}
 
     def needed(
         self,

@@ -42,8 +42,13 @@ class HigherSplit:
 
 
 def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
+    derivative.cutter.name_records()
+    with derivative.cutter.merging_views({id(s.value) for s in given.tensors}):
+        return _split(derivative, given)
+
+
+def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     cutter = derivative.cutter
-    cutter.name_records()
     recorded = derivative.recorded
     tangents = [t for t in recorded.tangents if t is not None]
     pool = list(given.tensors)
@@ -51,8 +56,6 @@ def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
     names = [tangent_name(below, k) for k, t in enumerate(recorded.tangents) if t is not None]
     pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
-    phases = {recorded.phase, *(g.phase for g in derivative.gradients if g is not None)}
-    cutter.merge_views(phases, set(boundary))
     values = [e.value for e in derivative.exits]
     here, _ = cutter.needed(values, set(boundary), {recorded.phase})
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}

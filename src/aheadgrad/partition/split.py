@@ -5,6 +5,7 @@ A partitioner chooses the values to save; only this file builds the two programs
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +85,11 @@ def backward_program(captured: Captured | Derivative, gradients: Gradients, save
         if value is not None:
             ports.append(Port(Tangent(captured.exits[i].slot), value, tangent_name(captured, number)))
     outputs = captured.gradient_outputs(gradients)
+    cutter = captured.cutter
+    merging = cutter.merging_views({id(s.value) for s in saved.tensors}) if captured.order else nullcontext()
     try:
-        return check(captured.cutter.cut("backward", ports, outputs, {gradients.phase}))
+        with merging:
+            return check(cutter.cut("backward", ports, outputs, {gradients.phase}))
     except AssertionError as error:
         raise InvalidProgram(
             f"A backward for this pattern of tangents needs a value that the forward did not save ({error})."

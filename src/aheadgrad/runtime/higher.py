@@ -9,9 +9,11 @@ differentiated in turn.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aheadgrad.backends.registry import compile_program
@@ -28,6 +30,7 @@ from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
 
 differentiable_runs: Counter[int] = Counter()
 """How many differentiable backwards ran compiled, by the order of the derivatives they gave."""
@@ -56,10 +59,17 @@ class Higher:
         inputs = self.ways.inputs(ctx, held, held[count:])
         if all(t is None for t in tangents):
             return [None] * len(inputs)
-        step, tangents = self._find(tangents)
-        if isinstance(step, Failure):
-            return step([])
-        return step.run(ctx, sizes, held[:count], tangents, inputs)
+
+        def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
+            step, tangents = self._find(tangents)
+            if isinstance(step, Failure):
+                return step([])
+            grads: list[Any] = step.run(ctx, sizes, held[:count], tangents, inputs)
+            return grads
+
+        if any(t is not None and is_batched(t) for t in tangents):
+            return one_by_one(run, tangents)
+        return run(tangents)
 
     def _find(self, tangents: tuple[Tensor | None, ...]) -> tuple[Any, tuple[Tensor | None, ...]]:
         """The step for these tangents, and the tangents as it wants them."""
@@ -98,6 +108,23 @@ class Higher:
                     raise ours from error
                 return Failure(error)
             return make_step(derivative, self.saved, self.ways, state)
+
+
+def one_by_one(
+    run: Callable[[tuple[Tensor | None, ...]], list[Any]], tangents: tuple[Tensor | None, ...]
+) -> list[Any]:
+    """For `is_grads_batched=True`: the history belongs to the tensors behind the batched ones."""
+    level = batch_level()
+    given = [unbatched(t, level) if t is not None and is_batched(t) else t for t in tangents]
+    (count,) = {t.size(0) for t, b in zip(given, tangents, strict=True) if t is not None and t is not b}
+    rows = [
+        run(tuple(t if t is b or t is None else t[i] for t, b in zip(given, tangents, strict=True)))
+        for i in range(count)
+    ]
+    return [
+        None if column[0] is None else batched(torch.stack(column), level)
+        for column in zip(*rows, strict=True)
+    ]
 
 
 def _ordered(t: Tensor | None, order: tuple[int, ...]) -> Tensor | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _CODE = torch.func.functionalize(lambda: None).__code__
 
@@ -15,3 +16,23 @@ def without_functionalize(fn: Callable[..., Any]) -> Callable[..., Any]:
     while getattr(fn, "__code__", None) is _CODE:
         fn = fn.__wrapped__  # type: ignore[attr-defined]
     return fn
+
+
+is_batched = torch._C._functorch.is_legacy_batchedtensor
+"""Is this one of the tensors that `autograd.grad(..., is_grads_batched=True)` passes to backwards?"""
+
+
+def batch_level() -> int:
+    """The level of the batched tensors that are passed about now."""
+    above = torch._C._vmapmode_increment_nesting()
+    torch._C._vmapmode_decrement_nesting()
+    return int(above) - 1
+
+
+def unbatched(t: Tensor, level: int) -> Tensor:
+    """What a batched tensor stands for: its first dimension is the batch."""
+    return torch._remove_batch_dim(t, level, 1, 0)
+
+
+def batched(t: Tensor, level: int) -> Tensor:
+    return torch._add_batch_dim(t, 0, level)
