@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -85,6 +86,18 @@ def test_patterns_one_after_the_other() -> None:
         return found
 
     agree(fn, play)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: ((x @ w.t()).tanh() @ w.t()).tanh() @ w.t(),
+        lambda x, w: F.linear(F.linear(x, w).tanh(), w).tanh(),
+        lambda x, w: (x[0] * w[0]).sin() * x[0] * w[0].view(3, 1) * x.t() * w.t(),
+    ],
+)
+def test_the_same_view_taken_several_times(fn: Callable[..., Any]) -> None:
+    agree(fn, second)
 
 
 def test_only_one_of_the_gradients_is_kept() -> None:
