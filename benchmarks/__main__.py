@@ -5,10 +5,15 @@ import sys
 
 import torch
 
-from . import capture, saved, step
+from . import any_order, capture, saved, step
 from .measure import table
 
-BENCHMARKS = {"capture": capture.run, "step": step.run, "saved": saved.run}
+BENCHMARKS = {
+    "capture": capture.run,
+    "step": step.run,
+    "saved": saved.run,
+    "any_order": any_order.run,
+}
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ EAGER = "eager"
 TORCH = "torch aot"
 DYNAMO = "aot_eager"
 OURS = "aheadgrad"
-CONTENDERS = (EAGER, DYNAMO, TORCH, OURS)
+FIRST_ONLY = "first order only"
+CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, OURS)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ def compile(
     dynamic: bool | None = None,
     fallback: Any = "warn",
     backward_autocast: Any = "eager",
+    any_order: bool = True,
     max_entries: int = 8,
 ) -> Any:
     """Compiles a function or module ahead of time, forward and backward together.
@@ -37,7 +38,8 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    `fallback="error"` raises instead of running a call uncompiled.
+    Derivatives of any order work; `any_order=False` gives up all but the first. `fallback="error"` raises
+    instead of running a call uncompiled.
     """
     options = Options(
         backend=backend,
@@ -46,6 +48,7 @@ def compile(
         dynamic=dynamic,
         fallback=fallback,
         backward_autocast=backward_autocast,
+        any_order=any_order,
         max_entries=max_entries,
     )
     find_backend(backend)

@@ -17,7 +17,8 @@ class Options:
     for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
-    `torch.autocast` keyword arguments fix it.
+    `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
+    a call whose inputs are neither leaves nor saved is then a little cheaper.
     """
 
     backend: Any = "eager"
@@ -28,6 +29,7 @@ class Options:
     backward_autocast: Any = "eager"
     keep_inference_input_mutations: bool = False
     one_node: bool = False
+    any_order: bool = True
     max_entries: int = 8
 
     def __post_init__(self) -> None:

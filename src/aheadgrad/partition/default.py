@@ -28,11 +28,13 @@ def choose(
     changed: frozenset[int] = frozenset(),
     *,
     torch_like: bool = False,
+    any_order: bool = False,
 ) -> SavedSet:
     """`changed`: ids of the values of inputs that the call itself overwrites.
 
     `torch_like`: ops of the forward whose results only the backward uses move there, as in
-    torch's default partition; otherwise they run where eager runs them.
+    torch's default partition; otherwise they run where eager runs them. `any_order`: keep also what
+    eager keeps for formulas that take another way when they are differentiated.
     """
     cutter.name_records()
     forward_inputs = {id(v) for _, v in inputs if isinstance(v, Tensor)}
@@ -50,7 +52,7 @@ def choose(
     values: dict[int, Tensor] = {}
     for g in gradients:
         walk_backward(cutter, g, in_forward, tangents, users, values)
-    if not torch_like:
+    if any_order:
         nodes = [node for g in gradients for node in g.component.nodes]
         for value in kept_by_eager(cutter.trace, nodes, values.values(), cutter.source):
             made = cutter.trace.producer(value)

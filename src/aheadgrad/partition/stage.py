@@ -40,6 +40,7 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
                     [g],
                     changed,
                     torch_like=options.one_node,
+                    any_order=options.any_order and not options.one_node,
                 )
             )
     together = _union(captured, saved)

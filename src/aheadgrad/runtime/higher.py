@@ -20,7 +20,7 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.capture.forward import explained
 from aheadgrad.capture.higher import Derivative, Level, differentiate
 from aheadgrad.capture.joint import Component, dense_order, dense_strides
-from aheadgrad.errors import AheadgradError
+from aheadgrad.errors import AheadgradError, HigherOrderError
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.assemble import nowhere
@@ -53,6 +53,11 @@ class Higher:
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Gradients with a history, one per input that the node leads to."""
+        if not self.level.options.any_order:
+            raise HigherOrderError(
+                "A second derivative was asked for through a function that was compiled with "
+                "any_order=False. Compile it without that option, or use the uncompiled function here."
+            )
         count = len(self.saved.tensors)
         sizes = ctx.sizes if self.saved.sizes else ()
         held = ctx.saved_tensors if count or self.ways.linked(ctx) else ()

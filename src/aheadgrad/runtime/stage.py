@@ -121,6 +121,8 @@ def _node(
 
 def _ways(captured: Captured, component: Component, saved: list[str], direct: Direct | None) -> Ways:
     """How the node's backward finds its inputs again; not in saved ones that changed since."""
+    if not captured.options.any_order:
+        return Ways((), ())
     reshaped = {f.index for f in captured.facts.inputs if f.geometry is not None or f.storage_changed}
     names = [
         f"p{t.index}" if t.kind == "input" and t.index not in reshaped else "" for t in component.targets

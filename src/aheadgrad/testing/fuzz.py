@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from aheadgrad.runtime.higher import differentiable_runs
 from aheadgrad.testing.oracle import BACKWARD_KINDS, Disagreement, compare, report
 from aheadgrad.testing.programs import Config, Program, generate
 from aheadgrad.testing.runs import Scenario, run
@@ -73,6 +74,7 @@ class Outcome:
     seed: int
     disagreements: tuple[Disagreement, ...] = ()
     reason: str | None = None
+    derivatives: tuple[tuple[int, int], ...] = ()  # by order: backwards that ran compiled under create_graph
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,14 @@ def work(seeds: Sequence[int], settings: Settings) -> list[Outcome]:
     """Check the programs of some seeds; the unit of work of a process."""
     torch.set_num_threads(1)
     compiler = load_compiler(settings.compiler)
-    return [check(generate(seed, config=settings.config), settings, compiler) for seed in seeds]
+    done = []
+    for seed in seeds:
+        before = Counter(differentiable_runs)
+        outcome = check(generate(seed, config=settings.config), settings, compiler)
+        ran = Counter(differentiable_runs)
+        ran.subtract(before)
+        done.append(replace(outcome, derivatives=tuple(sorted((+ran).items()))))
+    return done
 
 
 def outcomes(seeds: Sequence[int], settings: Settings, jobs: int) -> Iterator[Outcome]:
@@ -181,6 +190,13 @@ def summary(done: Sequence[Outcome], seconds: float) -> str:
     lines = [
         f"programs {len(done)} | disagreements {wrong} | "
         f"uncompiled {uncompiled} ({percent(uncompiled, done):.2f}%) | {seconds:.0f} s"
+    ]
+    derivatives: Counter[int] = Counter()
+    for outcome in done:
+        derivatives.update(dict(outcome.derivatives))
+    lines += [
+        f"  derivatives of order {order}: {count} differentiable backwards ran compiled"
+        for order, count in sorted(derivatives.items())
     ]
     lines += [f"  {count:6}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(lines)
