@@ -26,6 +26,7 @@ from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.backward_for import backward_for, lays_out, unchanged_assumptions
+from aheadgrad.runtime.fates import fate_of
 from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
@@ -182,11 +183,11 @@ class Step:
             )
             outs = outs if isinstance(outs, tuple) else (outs,)
             if outs[0].grad_fn is not None:
-                outs[0].grad_fn.below = ctx
+                outs[0].grad_fn.below = fate_of(ctx)
             for i, out in zip(node.exits, outs, strict=False):
                 grads[i] = out
         if not keeps_graph():  # under create_graph, but asked not to retain
-            ctx.freed = True
+            fate_of(ctx).freed = True
         differentiable_runs[self.order] += 1
         return grads
 

@@ -6,7 +6,6 @@ what the backward needs, and hands tangents to the backward.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,17 +15,13 @@ from torch import Tensor
 
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.runtime.fates import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, at_end_of_backward, bare_apply, keeps_graph
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.higher import Higher
-
-_TWICE = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
-    "already been freed). Specify retain_graph=True if you need to backward through the graph a second time."
-)
 
 
 def make_node(
@@ -175,7 +170,7 @@ def _backward(
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
     if shape.visits_below:
-        script.line(f"{names.name(_free_below, 'free_below')}(ctx)")
+        script.line(f"{names.name(free_below, 'free_below')}(ctx)")
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
@@ -213,25 +208,6 @@ def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inpu
     return list(backward.run(saved, tangents))
 
 
-def _free_below(ctx: Any) -> None:
-    """A backward through gradients goes on through the call that they are gradients of; as in eager,
-    that call has had its backward then."""
-    if getattr(ctx.below, "freed", False):
-        raise RuntimeError(_TWICE)
-    if not keeps_graph():
-        at_end_of_backward(functools.partial(_free, ctx.below))
-
-
-def _free(node: Any) -> None:
-    while node is not None:
-        node.maybe_clear_saved_tensors()
-        node.freed = True
-        watch = getattr(node, "watch", None)
-        if watch is not None:
-            node.watch = None, watch[1]
-        node = getattr(node, "below", None)
-
-
 def _usual(script: Script, run: Any, tangents: list[str], saved: int, arrange: Arrangement) -> None:
     """All tangents are there and laid out as expected: the program's own lines, where it has them."""
     inline = getattr(run, "inline", None)
@@ -263,7 +239,7 @@ def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
     watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
     watched, once = ctx.watch
     if watched is None and any(present[k] for k in once):
-        raise RuntimeError(_TWICE)
+        raise RuntimeError(BACKWARD_TWICE)
     if not keeps_graph():
         ctx.watch = None, once
     for tensor, expected, outputs in watched or ():

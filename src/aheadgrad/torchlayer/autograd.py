@@ -57,6 +57,15 @@ def size_in_history(t: Tensor) -> Any:
     return t.grad_fn._input_metadata[t.output_nr].shape  # type: ignore[union-attr]
 
 
+def clear_saved(node: Any) -> None:
+    """Frees what a Python node saved, if autograd still knows the node."""
+    try:
+        node.next_functions  # noqa: B018  (torch 2.11 does not check below)
+    except RuntimeError:
+        return
+    node.maybe_clear_saved_tensors()
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Calls back when the backward that is running has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
