@@ -102,7 +102,9 @@ def test_what_is_saved_lives_no_longer_than_in_eager() -> None:
     expected = stations(body)
     assert expected == [True, True, True, False, False]
     for _ in range(3):
-        assert stations(compiled) == expected
+        found = stations(compiled)
+        assert all(eager or not ours for eager, ours in zip(expected, found, strict=True)), found
+        assert found[0]
 
 
 @pytest.mark.usefixtures("no_collector")
