@@ -13,6 +13,7 @@ from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.autograd import nodes_made, running_node
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):
         self.decompositions = decompositions
         self.adopt = adopt
         self.zeros = zeros.Zeros()
+        self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.plain = False  # inside a decomposition that is run without functionalization
 
     def __torch_dispatch__(
@@ -80,7 +82,7 @@ class Recorder(TorchDispatchMode):
             with no_function_modes():  # autograd calls back with function modes on
                 out = self.ops.compute(func, types, args, kwargs)
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
-            self.trace.add(func, args, kwargs, out, self._origin(), current_node_meta())
+            self._add(func, args, kwargs, out)
         return out
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,8 +102,14 @@ class Recorder(TorchDispatchMode):
         self.zeros.follow(func, args, out)
         return func, args, kwargs, out
 
-    def _origin(self) -> Origin | None:
-        return current_origin() if self.trace.phase == "forward" else None
+    def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if self.trace.phase == "forward":
+            node, origin = None, current_origin()
+        else:
+            node = running_node()
+            origin = None if node is None else self.origins.get(node.number)
+        self.origins.setdefault(nodes_made() - 1, origin)
+        self.trace.add(func, args, kwargs, out, origin, current_node_meta(), node)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,7 +119,7 @@ class Recorder(TorchDispatchMode):
         """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
         out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
         self.trace.constant(value)
-        self.trace.add(_LIFT_FRESH_COPY, (value,), {}, out, self._origin(), current_node_meta())
+        self._add(_LIFT_FRESH_COPY, (value,), {}, out)
         return out
 
     def _only_fakes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
