@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from aheadgrad.torchlayer import random
 from aheadgrad.torchlayer.autograd import AutogradNode, number_of, set_grad_enabled
 from aheadgrad.torchlayer.transforms import is_batched
 
@@ -45,7 +46,7 @@ def checked(
             return list(backward.checking.run(saved, tangents))
         set_grad_enabled(False)  # only a look: the gradients need a history
         try:
-            with torch.random.fork_rng():
+            with random.preserved():
                 backward.checking.run(saved, tangents)
         finally:
             set_grad_enabled(True)
