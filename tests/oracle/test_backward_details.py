@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from .plays import Packs, agree, double
+import aheadgrad
+from aheadgrad.errors import FallbackError
+
+from .common import strict
+from .plays import Packs, agree, assert_alike, double
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Anomaly Detection:UserWarning"),
@@ -89,18 +94,50 @@ def test_hooks_inside_hooks() -> None:
     agree(lambda x, w: x * w, play)
 
 
+def lossy_inside(x: Tensor, w: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t.half(), lambda t: t.double()):
+        h = x * w
+    return h * x
+
+
+def gradients(run: Any) -> Any:
+    x, w = pair()
+    run(x, w).sum().backward()
+    return x.grad, w.grad
+
+
 def test_hooks_set_inside_the_function() -> None:
+    with pytest.raises(FallbackError, match="saved-tensor hooks are set inside"):
+        gradients(strict(lossy_inside))
+    run = aheadgrad.compile(lossy_inside, fallback="warn")
+    with pytest.warns(UserWarning, match="saved-tensor hooks are set inside"):
+        found = gradients(run)
+    assert_alike(gradients(lossy_inside), found)
+
+
+def test_hooks_inside_and_around() -> None:
+    with Packs().on(), pytest.raises(FallbackError, match="saved-tensor hooks are set inside"):
+        gradients(strict(lossy_inside))
+
+
+def test_hooks_of_torch_inside_the_function() -> None:
+    """They bring back what they were given; checkpoint is built on them."""
+
     def fn(x: Tensor, w: Tensor) -> Tensor:
-        with saved_tensors_hooks(lambda t: t.half(), lambda t: t.double()):
+        with torch.autograd.graph.save_on_cpu():
             h = x * w
-        return h * x
+        return torch.utils.checkpoint.checkpoint(layer, h, w, use_reentrant=False) * x  # type: ignore[no-any-return]
 
-    def play(run: Any) -> Any:
-        x, w = pair()
-        run(x, w).sum().backward()
-        return x.grad, w.grad
+    agree(fn, gradients)
 
-    agree(fn, play)
+
+def test_hooks_inside_where_nothing_is_saved() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad(), saved_tensors_hooks(lambda t: t.half(), lambda t: t.double()):
+            h = x * w
+        return h * x * w
+
+    agree(fn, gradients)
 
 
 def test_changing_saved_tensors_allowed() -> None:

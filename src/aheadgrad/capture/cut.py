@@ -7,7 +7,6 @@ Names are those that FX would have given to the ops in the order in which they r
 
 from __future__ import annotations
 
-import linecache
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -395,11 +394,11 @@ def _describe(node: fx.Node, record: Record) -> None:
     node.meta["partitioner_tag"] = "is_forward" if record.phase == "forward" else "is_backward"
     if record.meta:
         node.meta.update(record.meta)
+    if record.node is not None:
+        node.meta["autograd_node"] = record.node
+        node.meta["phase"] = record.phase
     origin = record.origin
     if origin is not None:
         node.meta["origin"] = origin
         if "stack_trace" not in node.meta:
-            code = linecache.getline(origin.file, origin.line).strip()
-            node.meta["stack_trace"] = (
-                f'  File "{origin.file}", line {origin.line}, in {origin.function}\n    {code}\n'
-            )
+            node.meta["stack_trace"] = origin.as_traceback()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 from aheadgrad.capture import zeros
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
+from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.autograd import changes_what_is_saved, nodes_made, running_node, saved_tensor_hooks
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,
@@ -49,6 +52,8 @@ class Recorder(TorchDispatchMode):
         self.decompositions = decompositions
         self.adopt = adopt
         self.zeros = zeros.Zeros()
+        self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
+        self.users_code = False  # does the user's function run?
         self.plain = False  # inside a decomposition that is run without functionalization
 
     def __torch_dispatch__(
@@ -80,7 +85,7 @@ class Recorder(TorchDispatchMode):
             with no_function_modes():  # autograd calls back with function modes on
                 out = self.ops.compute(func, types, args, kwargs)
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
-            self.trace.add(func, args, kwargs, out, self._origin(), current_node_meta())
+            self._add(func, args, kwargs, out)
         return out
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,8 +105,33 @@ class Recorder(TorchDispatchMode):
         self.zeros.follow(func, args, out)
         return func, args, kwargs, out
 
-    def _origin(self) -> Origin | None:
-        return current_origin() if self.trace.phase == "forward" else None
+    def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if self.trace.phase == "forward":
+            node, origin = None, current_origin()
+            if self.users_code:
+                self._check_hooks()
+        else:
+            node = running_node()
+            origin = None if node is None else self.origins.get(node.number)
+        self.origins.setdefault(nodes_made() - 1, origin)
+        self.trace.add(func, args, kwargs, out, origin, current_node_meta(), node)
+
+    @contextmanager
+    def running_users_code(self) -> Iterator[None]:
+        """While the user's function runs: ops that save tensors through hooks of its own raise."""
+        self.hooks = saved_tensor_hooks()
+        self.users_code = True
+        try:
+            yield
+        finally:
+            self.users_code = False
+
+    def _check_hooks(self) -> None:
+        hooks = saved_tensor_hooks()
+        if hooks is None or not torch.is_grad_enabled():
+            return
+        if (self.hooks is None or hooks[0] is not self.hooks[0]) and changes_what_is_saved(hooks):
+            raise FallbackError("saved-tensor hooks are set inside the function; set them around the call")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,7 +141,7 @@ class Recorder(TorchDispatchMode):
         """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
         out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
         self.trace.constant(value)
-        self.trace.add(_LIFT_FRESH_COPY, (value,), {}, out, self._origin(), current_node_meta())
+        self._add(_LIFT_FRESH_COPY, (value,), {}, out)
         return out
 
     def _only_fakes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

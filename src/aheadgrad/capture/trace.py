@@ -9,11 +9,13 @@ graph is asked for, so ops that no result needs cost next to nothing.
 
 from __future__ import annotations
 
+import linecache
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
@@ -27,6 +29,11 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.function}"
+
+    def as_traceback(self) -> str:
+        """The line as Python's tracebacks show it."""
+        code = linecache.getline(self.file, self.line).strip()
+        return f'  File "{self.file}", line {self.line}, in {self.function}\n    {code}\n'
 
 
 class Made(NamedTuple):
@@ -48,6 +55,7 @@ class Record:
     name: str = ""
     part_names: dict[int, str] = field(default_factory=dict)
     keep: bool = False
+    node: AutogradNode | None = None  # whose backward it ran in
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
@@ -96,10 +104,12 @@ class Trace:
         out: Any,
         origin: Origin | None = None,
         meta: dict[str, Any] | None = None,
+        node: AutogradNode | None = None,
     ) -> None:
         index = len(self.records)
         record = Record(target, args, kwargs, out, self.phase, origin, meta)
         record.keep = has_effect(target)
+        record.node = node
         self.records.append(record)
         if isinstance(out, Tensor):
             self._made.setdefault(id(out), Made(index, None))

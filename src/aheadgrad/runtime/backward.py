@@ -45,6 +45,7 @@ class Backward:
         self.programs: dict[Any, Run] = {}
         if compiled is not None:
             self.programs[(expected, None)] = compiled
+        self.checking: Backward | None = None  # the same for anomaly mode
         self._lock = lock
 
     def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:

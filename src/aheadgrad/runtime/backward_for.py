@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from aheadgrad.backends.registry import compile_program
+from aheadgrad.backends.registry import Backend, compile_program
 from aheadgrad.capture.higher import Level
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
+from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import LaidOutBackward
@@ -18,10 +19,18 @@ from aheadgrad.torchlayer.fake import assumptions
 
 def backward_for(level: Level, component: Component, saved: SavedSet, known: Any) -> Backward:
     """`known` is the executable for the expected tangents, if there is one."""
+    backward = _backward_by(level, component, saved, known, None)
+    backward.checking = _backward_by(level, component, saved, None, looking_for_nan(component.nodes))
+    return backward
+
+
+def _backward_by(
+    level: Level, component: Component, saved: SavedSet, known: Any, backend: Backend | None
+) -> Backward:
     expected = level.joint.expected_pattern(component)
 
     def make(pattern: Any, state: AutocastState | None) -> Any:
-        return _make(level, component, saved, known, pattern, state)
+        return _make(level, component, saved, known, pattern, state, backend)
 
     if not lays_out(level):
         return Backward(expected, known, make, level.fixed_autocast, level.session.lock)
@@ -64,6 +73,7 @@ def _make(
     known: Any,
     pattern: Any,
     state: AutocastState | None,
+    backend: Backend | None,
 ) -> Any:
     """A backward for a pattern of tangents that was not seen before."""
     state = level.backward_autocast if level.fixed_autocast else state
@@ -73,7 +83,7 @@ def _make(
         return Failure(error)
     options = level.options
     try:
-        return compile_program(options.backend, backward_program(level, gradients, saved))
+        return compile_program(backend or options.backend, backward_program(level, gradients, saved))
     except InvalidProgram:
         if known is None or options.partition == "default" or level.has_symbols:
             raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.fates import BACKWARD_TWICE, free_below
@@ -171,15 +172,20 @@ def _backward(
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
     if shape.visits_below:
         script.line(f"{names.name(free_below, 'free_below')}(ctx)")
+    count, sizes = shape.saved, shape.sizes
+    saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
+    numbers = "*ctx.sizes, " if sizes else ""
+    with script.block(f"if {names.name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
+        check = f"{names.name(checked, 'checked')}(ctx, {names.name(backward, 'find_backward')}"
+        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined})")
+        with script.block("if grads is not None:"):
+            script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
-    count, sizes = shape.saved, shape.sizes
-    saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     if ways.loose:
         saved += f"[:{count}]"
         with script.block("if links:"):
-            numbers = "*ctx.sizes, " if sizes else ""
             find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
             grads = f"{find}, [{numbers}*{saved}], {joined}, {len(ways.carried)})"
             script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")

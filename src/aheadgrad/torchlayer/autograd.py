@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ set_creation_meta = torch._C._autograd._set_creation_meta
 set_grad_enabled = torch._C._set_grad_enabled
 NodeBase = torch.autograd.Function
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+nodes_made: Callable[[], int] = torch.autograd._get_sequence_nr
+"""How many autograd nodes this thread made so far; the last one has the number before that."""
 
 
 def is_view(t: Tensor) -> bool:
@@ -52,6 +54,23 @@ def bare_apply(node: type) -> Callable[..., Any]:
     return bound
 
 
+class AutogradNode(NamedTuple):
+    """What tells an autograd node from others of its thread, and what it is called."""
+
+    name: str
+    number: int
+
+
+def running_node() -> AutogradNode | None:
+    """The node whose backward runs."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else AutogradNode(node.name(), node._sequence_nr())
+
+
+def number_of(node: Any) -> int:
+    return int(node._sequence_nr())
+
+
 def size_in_history(t: Tensor) -> Any:
     """The size that gradients of a tensor have to have: what it was when it got its history."""
     return t.grad_fn._input_metadata[t.output_nr].shape  # type: ignore[union-attr]
@@ -79,3 +98,13 @@ def saved_tensor_hooks_off() -> Iterator[None]:
         yield
     finally:
         torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+def saved_tensor_hooks() -> Any:
+    """The innermost pair of saved-tensor hooks that is set, shielded from or not; None without any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def changes_what_is_saved(hooks: Any) -> bool:
+    """May these hooks give other values back than they got? Those of torch (checkpoint) do not."""
+    return not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
