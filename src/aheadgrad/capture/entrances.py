@@ -23,6 +23,7 @@ class Enter(NodeBase):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, holder: list[Tensor]) -> Tensor:
+        ctx.set_materialize_grads(False)
         return holder[0]
 
     @staticmethod

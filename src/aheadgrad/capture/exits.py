@@ -24,6 +24,7 @@ class Exit:
     value: Any
     differentiable: bool
     unreachable: bool = False
+    handed_out: bool = False  # as it is, rather than made again from a root
 
 
 def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: frozenset[int]) -> list[Exit]:
@@ -41,7 +42,9 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
             shadow = session.shadow_of(session.entrances[fact.index])
             exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
     for j, traced in enumerate(forward.outputs):
-        exits.append(Exit(UserOutput(j), traced, _value(traced), _carries_gradient(facts, j)))
+        tracked = _carries_gradient(facts, j)
+        own = is_own(facts, UserOutput(j))
+        exits.append(Exit(UserOutput(j), traced, _value(traced), tracked, handed_out=own))
     for k, traced in enumerate(aliases.bases):
         root = next(r for r in facts.roots if getattr(r, "base", None) == k)
         tracked = traced.requires_grad and traced.grad_fn is not None and not isinstance(root, type(None))
@@ -53,6 +56,18 @@ def _unreachable(facts: Facts, root: Any) -> bool:
     """A base that is only seen through views made under no_grad: no gradient can come back to it."""
     views = [f for f in facts.outputs if isinstance(f, ViewOf) and facts.roots[f.root] is root]
     return bool(views) and all(v.without_grad for v in views)
+
+
+def is_own(facts: Facts, slot: Slot) -> bool:
+    """Is this result handed out as it is (rather than made again from a root)?"""
+    if isinstance(slot, ViewBase):
+        return True
+    if not isinstance(slot, UserOutput):
+        return False
+    fact = facts.outputs[slot.index]
+    if isinstance(fact, IsRoot):
+        return isinstance(facts.roots[fact.root], FreshRoot)
+    return isinstance(fact, Fresh)
 
 
 def _value(traced: Any) -> Any:

@@ -14,9 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.components import Component, Target
 from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit
-from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
+from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.stage import Captured, record_expected
 from aheadgrad.options import Options
@@ -54,7 +55,7 @@ class Derivative:
         for i, tangent in zip(component.exits, traced.tangents, strict=True):
             if tangent is not None and tangent.requires_grad:
                 self.targets.append(Target("tangent", i, tangent))
-                self.slots[id(tangent)] = Tangent(self.below.exits[i].slot)
+                self.slots[id(tangent)] = Tangent(self.below.joint.exits[i].slot)
         self.joint = Joint(self.session, self.exits, self.targets, one_node=False)
         for number, part in enumerate(self.joint.components):
             self.gradients.append(record_expected(self, number, part))

@@ -1,18 +1,19 @@
 """Gradients in the same trace: tangents are made after the forward, when the outputs are known.
 
-Outputs whose histories have nothing in common form separate components, each with its own
-backward. A backward is recorded for a pattern: which tangents exist and how they are laid out.
+Each component (see `components`) has its own backward. A backward is recorded for a pattern: which tangents exist and how they are laid out.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
+from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
@@ -25,27 +26,6 @@ from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
 Layout = tuple[Any, ...] | None
 Pattern = tuple[Layout, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Target:
-    """Something a gradient is taken of: an input, a leaf made inside, or (from the second order on) a
-    tangent of the order before."""
-
-    kind: str
-    index: int
-    leaf: Tensor
-
-
-@dataclass(eq=False)
-class Component:
-    """Outputs with a common history, and the inputs they lead back to."""
-
-    exits: list[int]
-    targets: list[Target]
-    nodes: set[Any] = field(default_factory=set)
-    other_leaves: list[Tensor] = field(default_factory=list)
-    nodes_of: dict[int, set[Any]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -71,11 +51,12 @@ class Traced:
 class Joint:
     """The forward's exits and the inputs to differentiate, in one session."""
 
-    def __init__(self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool) -> None:
+    def __init__(
+        self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool, cut: bool = False
+    ) -> None:
         self.session = session
-        self.exits = exits
-        differentiable = [i for i, e in enumerate(exits) if e.differentiable]
-        self.components = _components(exits, differentiable, targets, one_node)
+        self.exits = list(exits)  # and the passages between components
+        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut)
 
     def expected_pattern(self, component: Component) -> Pattern:
         """All tangents present, laid out like the outputs."""
@@ -96,7 +77,7 @@ class Joint:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
-        leaves = [t.leaf for t in component.targets] + component.other_leaves
+        leaves = [t.place for t in component.targets] + component.other_leaves
         try:
             with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
@@ -108,8 +89,9 @@ class Joint:
                 given = [(t, w) for t, w in zip(tangents, wrapped, strict=True) if t is not None]
                 writes = BackwardWrites(session, given)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
-                outputs = [self.exits[i].traced for i in present]
-                raw = _gradients(outputs, leaves, [w for _, w in given], requiring is not None)
+                outputs = [_root(self.exits[i].traced) for i in present]
+                with component.closed() if component.boundary else nullcontext():
+                    raw = _gradients(outputs, leaves, [w for _, w in given], requiring is not None)
                 session.trace.read_off = len(session.trace.records)
                 raw = list(raw[: len(component.targets)])
                 grads = [None if g is None else _latest(g) for g in raw]
@@ -141,7 +123,11 @@ def _latest(traced: Tensor) -> Any:
     return functional.unwrap(traced)
 
 
-def _gradients(outputs: list[Tensor], leaves: list[Tensor], tangents: list[Any], higher: bool) -> Any:
+def _root(traced: Any) -> Any:
+    return GradientEdge(*edge_of(traced)) if isinstance(traced, Passage) else traced
+
+
+def _gradients(outputs: list[Any], leaves: list[Any], tangents: list[Any], higher: bool) -> Any:
     if not leaves:  # nothing to reach, but the way there may raise
         with no_function_modes():
             torch.autograd.backward(outputs, tangents, retain_graph=True, create_graph=higher)
@@ -181,54 +167,3 @@ def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, .
         strides[d] = step
         step = step * size[d]
     return tuple(strides)
-
-
-def _components(
-    exits: list[Exit], differentiable: list[int], targets: list[Target], one_node: bool
-) -> list[Component]:
-    """Groups the outputs by what their histories have in common."""
-    unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
-    differentiable = [i for i in differentiable if i not in unreachable]
-    reach = {i: _reach(exits[i].traced.grad_fn) for i in differentiable}
-    groups: list[tuple[list[int], set[Any]]] = []
-    for i in differentiable:
-        members, nodes = [i], reach[i][0]
-        rest = []
-        for group in groups:
-            if one_node or group[1] & nodes:
-                members, nodes = group[0] + members, group[1] | nodes
-            else:
-                rest.append(group)
-        groups = [*rest, (members, nodes)]
-    components = [_component(sorted(m), nodes, reach, targets) for m, nodes in groups]
-    components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
-    return sorted(components, key=lambda c: c.exits[0])
-
-
-def _component(
-    members: list[int], nodes: set[Any], reach: dict[int, Any], targets: list[Target]
-) -> Component:
-    leaves = {id(leaf): leaf for i in members for leaf in reach[i][1]}
-    wanted = [t for t in targets if id(t.leaf) in leaves]
-    known = {id(t.leaf) for t in targets}
-    others = [leaf for key, leaf in leaves.items() if key not in known]
-    return Component(members, wanted, nodes, others, {i: reach[i][0] for i in members})
-
-
-def _reach(start: Any) -> tuple[set[Any], list[Tensor]]:
-    """The autograd nodes behind an output, and the leaves at their ends."""
-    nodes: set[Any] = set()
-    leaves: list[Tensor] = []
-    stack = [start]
-    while stack:
-        node = stack.pop()
-        if node is None or node in nodes:
-            continue
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.append(variable)
-            continue
-        if type(node).__name__ != "EnterBackward":
-            nodes.add(node)
-        stack.extend(n for n, _ in node.next_functions)
-    return nodes, leaves

@@ -130,6 +130,8 @@ class Lift(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.storage_offset:
             self.session.reads_offsets = True
+        if func is torch.Tensor.register_hook:
+            self.session.hooked = True
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):

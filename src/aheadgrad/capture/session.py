@@ -57,6 +57,7 @@ class Session:
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
         self.reads_offsets = False
+        self.hooked = False  # did the function put hooks on tensors?
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)

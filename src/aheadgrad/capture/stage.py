@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import SymInt, Tensor, fx
 
+from aheadgrad.capture.components import Component, Target
 from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
-from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
+from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.session import Session
 from aheadgrad.conventions import in_graph
 from aheadgrad.errors import AheadgradError
@@ -129,6 +130,8 @@ class Captured:
     def slot_of(self, target: Target) -> Slot:
         if target.kind == "input":
             return self.session.entrances[target.index].slot
+        if target.kind == "exit":
+            return self.joint.exits[target.index].slot
         return UserOutput(target.index)
 
     def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
@@ -159,7 +162,7 @@ class Captured:
             for i, tangent in zip(g.component.exits, g.tangents, strict=True):
                 if tangent is not None:
                     number += 1
-                    ports.append(Port(Tangent(self.exits[i].slot), tangent, f"tangents_{number}"))
+                    ports.append(Port(Tangent(self.joint.exits[i].slot), tangent, f"tangents_{number}"))
             outputs += self.gradient_outputs(g)
         return self.cutter.cut("joint", ports, outputs, phases, in_graph.writes(self))
 
@@ -187,7 +190,8 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
         exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
-        joint = Joint(forward.session, exits, targets, one_node=options.one_node)
+        cut = options.partition == "default" and not (forward.session.sized or forward.session.hooked)
+        joint = Joint(forward.session, exits, targets, one_node=options.one_node, cut=cut)
         fixed, state = from_options(options.backward_autocast, ambient)
         captured = Captured(
             call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal, kept, options

@@ -123,7 +123,7 @@ def _program(derivative: Derivative, given: SavedSet, new: list[SavedValue]) -> 
     recorded = derivative.recorded
     ports = [Port(SavedSize(name), number, name) for name, number in given.sizes]
     ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in given.tensors]
-    exits = derivative.below.exits
+    exits = derivative.below.joint.exits
     for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
         if value is not None:
             ports.append(Port(Tangent(exits[i].slot), value, tangent_name(derivative.below, number)))

@@ -83,7 +83,7 @@ def backward_program(captured: Captured | Derivative, gradients: Gradients, save
     ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in saved.tensors]
     for number, (i, value) in enumerate(zip(gradients.component.exits, gradients.tangents, strict=True)):
         if value is not None:
-            ports.append(Port(Tangent(captured.exits[i].slot), value, tangent_name(captured, number)))
+            ports.append(Port(Tangent(captured.joint.exits[i].slot), value, tangent_name(captured, number)))
     outputs = captured.gradient_outputs(gradients)
     cutter = captured.cutter
     merging = cutter.merging_views({id(s.value) for s in saved.tensors}) if captured.order else nullcontext()

@@ -113,6 +113,16 @@ class ViewBase(Slot):
 
 
 @dataclass(frozen=True)
+class Between(Slot):
+    """An intermediate at which one backward hands over to another; no result of any program."""
+
+    index: int
+
+    def describe(self) -> str:
+        return f"intermediate {self.index} between two backwards"
+
+
+@dataclass(frozen=True)
 class Gradient(Slot):
     of: Slot
 

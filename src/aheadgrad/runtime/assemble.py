@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.components import Passage
 from aheadgrad.capture.exits import Exit
 from aheadgrad.conventions import ambient, outputs, updates
 from aheadgrad.facts.facts import Facts
@@ -58,6 +59,7 @@ class Assembly:
     autocast: AutocastState | None
     in_graph_updates: frozenset[int] = frozenset()
     members: tuple[str, ...] = ()
+    passages: list[Exit] = field(default_factory=list)
     returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
 
@@ -175,10 +177,10 @@ def _emit_graded(script: Script, a: Assembly) -> None:
     for node in a.nodes:
         if node.direct:
             return
-        outs = ", ".join(result_name(i) for i in node.exits)
+        outs = ", ".join(_exit_name(script, a, i) for i in node.exits)
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)
-        targets = "".join(f", {_target(t)}" for t in node.targets)
+        targets = "".join(f", {target_name(t)}" for t in node.targets)
         if not node.targets:
             targets = f", {script.names.name(nowhere(), 'nowhere')}"
         apply = script.names.name(node.apply, "apply")
@@ -197,7 +199,21 @@ def nowhere() -> Tensor:
     return torch.empty(0, requires_grad=True)
 
 
-def _target(target: Any) -> str:
+def _exit_name(script: Script, a: Assembly, i: int) -> str:
+    """The name of something that a node adopts; passages have no memory of their own."""
+    if i < len(a.exits):
+        return result_name(i)
+    passage, literal = a.passages[i - len(a.exits)].traced, script.names.literal
+    made = f"{literal(passage.shape)}, {literal((0,) * passage.dim())}, dtype={literal(passage.dtype)}"
+    empty = script.names.name(torch.empty_strided, "empty_strided")
+    script.line(f"passage{i} = {empty}({made}, device={literal(passage.device)})")
+    return f"passage{i}"
+
+
+def target_name(target: Any) -> str:
+    """A node's input in the entry function."""
     if target.kind == "input":
         return f"p{target.index}"
+    if target.kind == "exit":
+        return f"passage{target.index}" if isinstance(target.leaf, Passage) else result_name(target.index)
     return f"leaf_{target.kind}_{target.index}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aheadgrad.backends.registry import Backend, compile_program
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.higher import Level
-from aheadgrad.capture.joint import Component, dense_order
+from aheadgrad.capture.joint import dense_order
 from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
@@ -40,7 +41,7 @@ def _backward_by(
         with unchanged_assumptions(level):
             return make(pattern, state)
 
-    orders = tuple(dense_order(level.exits[i].traced) for i in component.exits)
+    orders = tuple(dense_order(level.joint.exits[i].traced) for i in component.exits)
     return LaidOutBackward(orders, known, make_for, level.fixed_autocast, level.session.lock)
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.registry import compile_program
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.forward import explained
 from aheadgrad.capture.higher import Derivative, Level, differentiate
-from aheadgrad.capture.joint import Component, dense_order, dense_strides
+from aheadgrad.capture.joint import dense_order, dense_strides
 from aheadgrad.errors import AheadgradError, HigherOrderError
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
@@ -49,7 +50,7 @@ class Higher:
         self._lock = level.session.lock
         self._expected = level.joint.expected_pattern(component)
         self._orders = (
-            tuple(dense_order(level.exits[i].traced) for i in component.exits) if lays_out(level) else None
+            tuple(dense_order(level.joint.exits[i].traced) for i in component.exits) if lays_out(level) else None
         )
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:

@@ -39,12 +39,14 @@ def make_node(
     failure: Failure | None = None,
     direct: Direct | None = None,
     visits_below: bool = False,
+    feeds: bool = False,
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
     A direct node runs the forward program itself: `apply(*inputs) -> outs`. Either may return links
     behind its outputs (see `links`). `visits_below`: the node's backward is also one of the call
-    whose gradients it adopts.
+    whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
+    gradient for them.
     """
     names = Namespace()
     if direct is not None:
@@ -53,7 +55,7 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, watched, visits_below)
+        shape = _Shape(outputs, saved, sizes, watched, visits_below, feeds)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -74,6 +76,7 @@ class _Shape:
     sizes: int
     watched: bool
     visits_below: bool
+    feeds: bool
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,12 @@ def _backward(
     joined = _tuple(tangents)
     spread = f"{names.name(arrange, 'arrange')}.spread"
     links = "links" if ways.loose else "()"
+    if shape.feeds:
+        nothing = " and ".join(f"{t} is None" for t in tangents)
+        if ways.loose:
+            nothing += " and all(t is None for t in links)"
+        with script.block(f"if {nothing}:"):
+            script.line(f"return {spread}([None] * {len(ways.carried)})")
     if shape.watched:
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")

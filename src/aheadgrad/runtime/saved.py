@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aheadgrad.capture.joint import Component
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.partition.split import SavedValue, SplitPrograms
@@ -41,6 +41,8 @@ class SavedNames:
             return known
         exits = self.exits.get(id(value), [])
         own = next((i for i in exits if i in component.exits), None)
+        if own is None:
+            own = next((t.index for t in component.boundary if t.index in exits), None)
         if own is not None:
             return f"r{own}"
         shared = any(self.captured.exits[i].differentiable for i in exits)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.stage import Executables
-from aheadgrad.capture.joint import Component
+from aheadgrad.capture.components import Component
+from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.stage import Captured
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
@@ -18,7 +19,7 @@ from aheadgrad.partition.split import SplitPrograms
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
-from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble
+from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble, target_name
 from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.backward_for import backward_for
 from aheadgrad.runtime.emit import Namespace
@@ -27,7 +28,7 @@ from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import SizeTexts
-from aheadgrad.runtime.watch import is_own, watches
+from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import is_view_op
 
 
@@ -55,6 +56,7 @@ def make_entry(
     assembly = Assembly(
         facts=captured.facts,
         exits=captured.exits,
+        passages=captured.joint.exits[len(captured.exits) :],
         inputs=len(captured.session.entrances) + len(captured.numbers),
         forward=arranged(captured, compiled.forward),
         results=len(split.forward.signature.outputs),
@@ -104,6 +106,7 @@ def _node(
         watched=bool(watched),
         failure=Failure(captured.failures[number]) if number in captured.failures else None,
         direct=direct,
+        feeds=number in _feeding(captured),
     )
     size_names = [_size_name(split, name) for name, _ in saved.sizes]
     call = NodeCall(
@@ -125,11 +128,18 @@ def _ways(captured: Captured, component: Component, saved: list[str], direct: Di
         return Ways((), ())
     reshaped = {f.index for f in captured.facts.inputs if f.geometry is not None or f.storage_changed}
     names = [
-        f"p{t.index}" if t.kind == "input" and t.index not in reshaped else "" for t in component.targets
+        "" if t.kind == "input" and t.index in reshaped else target_name(t) for t in component.targets
     ]
     carried = tuple(saved.index(name) if name in saved else None for name in names)
     positions = direct.positions if direct is not None else tuple(range(len(names)))
     return Ways(positions, carried, bool(reshaped))
+
+
+def _feeding(captured: Captured) -> set[int]:
+    """Components at whose outputs others end."""
+    components = captured.joint.components
+    used = {t.index for c in components for t in c.boundary}
+    return {k for k, c in enumerate(components) if not used.isdisjoint(c.exits)}
 
 
 def _size_name(split: SplitPrograms, name: str) -> str:
@@ -144,7 +154,7 @@ def _view_results(captured: Captured) -> frozenset[int]:
     seen: set[int] = set()
     for i, e in enumerate(captured.exits):
         if not isinstance(e.value, Tensor) or not (
-            isinstance(e.slot, UpdatedInput) or is_own(captured, e.slot)
+            isinstance(e.slot, UpdatedInput) or is_own(captured.facts, e.slot)
         ):
             continue
         made = captured.session.trace.producer(e.value)

@@ -13,13 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.histories import saved_attributes, view_source
-from aheadgrad.capture.joint import Component
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
-from aheadgrad.facts.facts import AliasRoot, Fresh, FreshRoot, IsRoot
+from aheadgrad.facts.facts import AliasRoot
 from aheadgrad.partition.split import SavedSet
-from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
+from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 
 # Their recorded formula does without the result, as it may not look for zeros in the input.
@@ -58,7 +59,7 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
         if by_data and _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
             raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
     for i, e in enumerate(captured.exits):
-        if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
+        if not isinstance(e.value, Tensor) or not is_own(captured.facts, e.slot):
             continue
         if id(view_source(captured.session.trace, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
@@ -139,15 +140,3 @@ def _add(value: Any, keys: set[int]) -> None:
     elif isinstance(value, tuple | list):
         for part in value:
             _add(part, keys)
-
-
-def is_own(captured: Captured, slot: Any) -> bool:
-    """Is this result handed out as it is (rather than made again from a root)?"""
-    if isinstance(slot, ViewBase):
-        return True
-    if not isinstance(slot, UserOutput):
-        return False
-    fact = captured.facts.outputs[slot.index]
-    if isinstance(fact, IsRoot):
-        return isinstance(captured.facts.roots[fact.root], FreshRoot)
-    return isinstance(fact, Fresh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -83,6 +84,33 @@ def clear_saved(node: Any) -> None:
     except RuntimeError:
         return
     node.maybe_clear_saved_tensors()
+
+
+def edge_metadata(node: Any, number: int) -> tuple[tuple[Any, ...], Any, Any]:
+    """Size, dtype and device that gradients have where they arrive at a node."""
+    data = node._input_metadata[number]
+    return tuple(data.shape), data.dtype, data.device
+
+
+def runs_python(node: Any) -> bool:
+    """Is this the node of a custom function?"""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+@contextmanager
+def nodes_without_backward(nodes: list[Any]) -> Iterator[None]:
+    """Inside, these custom functions have no gradients, nor do they run to find that out."""
+    for node in nodes:
+        node.apply = functools.partial(_no_gradients, len(node.needs_input_grad))
+    try:
+        yield
+    finally:
+        for node in nodes:
+            del node.apply
+
+
+def _no_gradients(count: int, *_: Any) -> tuple[None, ...]:
+    return (None,) * count
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:

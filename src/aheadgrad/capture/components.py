@@ -1,0 +1,248 @@
+"""Components: which outputs share a backward, and where one backward hands over to another.
+
+Outputs whose histories have nothing in common form separate components. So do an output and what
+was computed from it: in
+
+    h = x * w
+    return h, h.sin()
+
+the second component ends at `h`, which is one of its inputs; there eager's users find a gradient
+(`retain_grad`, hooks, `autograd.grad(out, h)`), and so do ours. Where a component needs another
+value of the one below, which is no output, the two meet in a passage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.layouts import contiguous_strides
+from aheadgrad.program.slots import Between
+from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
+
+Edge = tuple[Any, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Something a gradient is taken of: an input, a leaf made inside, an output ("exit") that another
+    component computes, or (from the second order on) a tangent of the order before."""
+
+    kind: str
+    index: int
+    leaf: Any
+
+    @property
+    def place(self) -> Any:
+        """Where autograd finds it."""
+        return GradientEdge(*edge_of(self.leaf)) if self.kind == "exit" else self.leaf
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """An intermediate that nobody sees, where one component ends and another begins."""
+
+    grad_fn: Any
+    output_nr: int
+    shape: tuple[Any, ...]
+    dtype: Any
+    device: Any
+
+    def size(self) -> tuple[Any, ...]:
+        return self.shape
+
+    def stride(self) -> tuple[Any, ...]:
+        return contiguous_strides(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(eq=False)
+class Component:
+    """Outputs with a common history, and the inputs they lead back to."""
+
+    exits: list[int]
+    targets: list[Target]
+    nodes: set[Any] = field(default_factory=set)
+    other_leaves: list[Tensor] = field(default_factory=list)
+    nodes_of: dict[int, set[Any]] = field(default_factory=dict)
+    foreign: list[Any] = field(default_factory=list)  # custom functions behind the outputs it ends at
+
+    @property
+    def boundary(self) -> list[Target]:
+        return [t for t in self.targets if t.kind == "exit"]
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Inside, a backward ends where the component ends."""
+        ends: dict[Any, set[int]] = {}
+        for t in self.boundary:
+            node, number = edge_of(t.leaf)
+            ends.setdefault(node, set()).add(number)
+        hooks = [node.register_prehook(partial(_without, numbers)) for node, numbers in ends.items()]
+        try:
+            with nodes_without_backward(self.foreign):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _without(numbers: set[int], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if k in numbers else g for k, g in enumerate(grads))
+
+
+def edge_of(t: Any) -> Edge:
+    return t.grad_fn, t.output_nr
+
+
+@dataclass(eq=False)
+class Walk:
+    """What lies behind an output: autograd's nodes, their edges, leaves, and edges not followed."""
+
+    nodes: set[Any] = field(default_factory=set)
+    edges: set[Edge] = field(default_factory=set)
+    leaves: list[Tensor] = field(default_factory=list)
+    ends: dict[Edge, None] = field(default_factory=dict)
+
+
+def walk(start: Edge, ends: Collection[Edge] = (), closed: Collection[Any] = ()) -> Walk:
+    """Follows a history back to its leaves, not beyond these edges, and not into these nodes."""
+    found = Walk()
+    stack = [start]
+    while stack:
+        edge = stack.pop()
+        node = edge[0]
+        if node is None:
+            continue
+        if edge in ends or node in closed:
+            found.ends[edge] = None
+            continue
+        found.edges.add(edge)
+        if node in found.nodes:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.leaves.append(variable)
+            continue
+        if type(node).__name__ != "EnterBackward":
+            found.nodes.add(node)
+        stack.extend(node.next_functions)
+    return found
+
+
+class Components:
+    """Groups the outputs; `exits` grows by the passages between components."""
+
+    def __init__(self, exits: list[Exit], targets: list[Target]) -> None:
+        self.exits = exits
+        self.targets = targets
+        self.ends = {edge_of(t.leaf): t for t in targets if t.kind == "exit"}
+
+    def find(self, *, one_node: bool, cut: bool) -> list[Component]:
+        """`cut`: outputs that others were computed from are in components of their own."""
+        exits = self.exits
+        differentiable = [i for i, e in enumerate(exits) if e.differentiable]
+        unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
+        reachable = [i for i in differentiable if i not in unreachable]
+        walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
+        levels = _levels(exits, walks) if cut and not one_node else {}
+        if any(levels.values()) and not any(map(_hooked, walks.values())):
+            components = self._cut(levels)
+        else:
+            components = [self._component(m, walks) for m in _groups(walks, one_node)]
+        components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
+        order = {id(c): levels.get(c.exits[0], 0) for c in components}
+        return sorted(components, key=lambda c: (order[id(c)], c.exits[0]))
+
+    def _component(self, members: list[int], walks: dict[int, Walk]) -> Component:
+        leaves = {id(leaf): leaf for i in members for leaf in walks[i].leaves}
+        ends = {id(self.ends[e].leaf) for i in members for e in walks[i].ends if e in self.ends}
+        wanted = [t for t in self.targets if id(t.leaf) in (ends if t.kind == "exit" else leaves)]
+        known = {id(t.leaf) for t in self.targets}
+        others = [leaf for key, leaf in leaves.items() if key not in known]
+        nodes = {n for i in members for n in walks[i].nodes}
+        component = Component(members, wanted, nodes, others, {i: walks[i].nodes for i in members})
+        component.foreign = _foreign(component)
+        return component
+
+    def _cut(self, levels: dict[int, int]) -> list[Component]:
+        """From the outputs that rest on no others upwards: what a component has, those above end at."""
+        owners: dict[Any, Component] = {}
+        known: dict[Edge, int] = {}
+        for i in levels:
+            known.setdefault(edge_of(self.exits[i].traced), i)
+        components: list[Component] = []
+        for level in range(max(levels.values()) + 1):
+            members = [i for i in levels if levels[i] == level]
+            walks = {i: walk(edge_of(self.exits[i].traced), (), owners) for i in members}
+            made = []
+            for group in _groups(walks, False):
+                component = self._component(group, walks)
+                for edge in {e: None for i in group for e in walks[i].ends}:
+                    if edge not in known:
+                        known[edge] = self._passage(edge, owners[edge[0]])
+                    index = known[edge]
+                    component.targets.append(Target("exit", index, self.exits[index].traced))
+                component.foreign = _foreign(component)
+                made.append(component)
+            owners.update({node: c for c in made for node in c.nodes})
+            components += made
+        return components
+
+    def _passage(self, edge: Edge, owner: Component) -> int:
+        index = len(self.exits)
+        passage = Passage(*edge, *edge_metadata(*edge))
+        self.exits.append(Exit(Between(index), passage, None, True))
+        owner.exits.append(index)
+        owner.nodes_of[index] = walk(edge).nodes & owner.nodes
+        return index
+
+
+def _groups(walks: dict[int, Walk], one_node: bool) -> list[list[int]]:
+    """Outputs that have nodes in common."""
+    groups: list[tuple[list[int], set[Any]]] = []
+    for i, found in walks.items():
+        members, nodes = [i], found.nodes
+        rest = []
+        for group in groups:
+            if one_node or group[1] & nodes:
+                members, nodes = group[0] + members, group[1] | nodes
+            else:
+                rest.append(group)
+        groups = [*rest, (members, nodes)]
+    return [sorted(members) for members, _ in groups]
+
+
+def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:
+    """How many outputs, one computed from the other, each output rests on."""
+    edges: dict[Edge, int] = {}
+    for i in walks:
+        if exits[i].handed_out:
+            edges.setdefault(edge_of(exits[i].traced), i)
+    below = {}
+    for i, found in walks.items():
+        own = edge_of(exits[i].traced)
+        below[i] = [b for edge, b in edges.items() if edge in found.edges and edge != own]
+    levels: dict[int, int] = {}
+    for i in sorted(walks, key=lambda i: len(below[i])):
+        levels[i] = max((levels[b] + 1 for b in below[i]), default=0)
+    return {i: levels[i] for i in walks}
+
+
+def _foreign(component: Component) -> list[Any]:
+    found = {n for t in component.boundary for n in walk(edge_of(t.leaf)).nodes if runs_python(n)}
+    return [n for n in found if n not in component.nodes]
+
+
+def _hooked(found: Walk) -> bool:
+    """Are there hooks of modules, which are called whether or not there is a gradient?"""
+    return any(type(n).__name__ == "BackwardHookFunctionBackward" for n in found.nodes)
