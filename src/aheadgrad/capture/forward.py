@@ -95,6 +95,7 @@ def run(session: Session, call: Call) -> Forward:
                 result = call.invoke(see)
         except Exception as error:
             raise explained(error) from error
+        session.ambient.check()
         after = torch.is_grad_enabled()
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aheadgrad.capture.disguises import Disguises
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
-from aheadgrad.capture.environment import tracing
+from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
@@ -58,6 +58,7 @@ class Session:
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)
+        self.ambient = Ambient()
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
+    tree_is_leaf,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -16,6 +17,7 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
+    "is_leaf",
     "keystr",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -24,6 +26,11 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
 ]
+
+
+def is_leaf(value: Any) -> bool:
+    """Is this something that flattening does not open?"""
+    return bool(tree_is_leaf(value))
 
 
 def children(spec: Any) -> list[Any]:
