@@ -274,9 +274,14 @@ def _inside_another_trace(leaves: list[Any]) -> bool:
     """Under a transform, or inside another capture: run the function itself."""
     if transform_level() is not None or dual_level() >= 0:
         return True
-    if default_devices() is None and any(isinstance(mode, Lift) for mode in active_function_modes()):
+    if default_devices() is None and any(map(_is_tracing, active_function_modes())):
         return True
     return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
+
+
+def _is_tracing(mode: Any) -> bool:
+    """Another capture of ours, or one of torch's own."""
+    return isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.")
 
 
 def capture(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.checks import Checks
@@ -27,7 +28,7 @@ from aheadgrad.frontends.module import Holder
 from aheadgrad.frontends.places import ABSENT, Fact
 from aheadgrad.frontends.plain import SIMPLE, describe, freeze
 from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
-from aheadgrad.frontends.surroundings import Surroundings
+from aheadgrad.frontends.surroundings import Surroundings, Tables
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
@@ -41,6 +42,10 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
 
 MISS = object()
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,22 +189,35 @@ class GuardWriter:
         self.find.line(f"return ({tensors})")
         find, why = self.find.fast.function("")[0], self.find.explained()
         kept = memory.matters and bool(self.state)
-        around = Surroundings(find, [t for t in tables if t], keep_pointers=kept, stamps=not self.leaves)
-        empty = tuple(t for t in tables if not t)
-        tests = ([f"any({name(empty, 'empty')})"] if empty else []) + ["not held(tables)"]
+        watched = self._watched(tables)
+        match = tensor_check(self.state) if self.state else _always
+        around = Surroundings(find, match, watched, keep_pointers=kept, stamps=not self.leaves)
+        tests = ["not held(things)"]
+        if watched.hooks:
+            tests.insert(0, f"hooks != {name(RemovableHandle, 'Handle')}.next_id")
+        if watched.empty:
+            tests.insert(0, f"any({name(watched.empty, 'empty')})")
         if kept:
             tests.append(f"tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers")
-        stamp = "held, state, pointers, storages"
-        self.call.only_fast(f"{stamp} = {name(around, 'surroundings')}.stamp")
-        with self.call.fast.block(f"if {' or '.join(tests)}:".replace("tables", name(around.tables, "tables"))):
-            self.call.only_fast(f"found = {name(around, 'surroundings')}.renew()")
+        stamp, where = "held, things, state, hooks, ids, pointers, storages", name(around, "surroundings")
+        self.call.only_fast(f"{stamp} = {where}.stamp")
+        with self.call.fast.block(f"if {' or '.join(tests)}:"):
+            self.call.only_fast(f"found = {where}.renew()")
             with self.call.fast.block("if found is None:"):
                 self.call.only_fast("return None")
             self.call.only_fast(f"{stamp} = found")
-        self.call.only_slow(f"found = {name(around, 'surroundings')}.renew()")
-        with self.call.slow.block("if found is None:"):
+        self.call.only_slow(f"state = {where}.find()")
+        with self.call.slow.block("if state is None:"):
             self.call.only_slow(f"return {name(why, 'why_surroundings')}(note)")
-        self.call.only_slow(f"{stamp} = found")
+        self.call.only_slow(f"storages = {where}.storages_of(state)")
+
+    def _watched(self, tables: list[dict[Any, Any]]) -> Tables:
+        hooks = {id(f.value) for f in self.reach.facts if f.how[6:-2] in HOOKS and not f.value}
+        return Tables(
+            tuple(t for t in tables if t),
+            tuple(t for t in tables if not t and id(t) not in hooks),
+            tuple(t for t in tables if not t and id(t) in hooks),
+        )
 
     def _text(self, fact: Fact) -> str:
         return self.names.name(fact.holder, "holder") + fact.how
@@ -207,7 +225,8 @@ class GuardWriter:
     def _fact(self, checks: Checks, fact: Fact) -> None:
         value, table, place = fact.value, fact.how[6:-2], self._text(fact)
         if value is ABSENT:
-            checks.unless(f"{table!s} not in {self.names.name(fact.holder, 'holder')}", fact.path, "absent", "'there'")
+            test = f"{table!r} not in {self.names.name(fact.holder, 'holder')}"
+            checks.unless(test, fact.path, "absent", "'there'")
         elif type(value) in SIMPLE:
             if not (value is None or isinstance(value, bool)):
                 checks.line(f"v = {place}")
@@ -275,9 +294,16 @@ class GuardWriter:
         if not reals:
             return
         symbolic = self.captured.symbolic_inputs()
-        check = self.names.name(tensor_check(reals, symbolic), "tensors_match")
-        with self.call.fast.block(f"if not {check}({self._spread(texts)}):"):
-            self.call.only_fast("return None")
+        mine = {id(t) for t in self.state}
+        others = [(text, r) for text, r in zip(texts, reals, strict=True) if id(r) not in mine]
+        if others:
+            check = self.names.name(tensor_check([r for _, r in others], symbolic), "tensors_match")
+            with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
+                self.call.only_fast("return None")
+        if others and mine:
+            given = "".join(f"id({text}), " for text, _ in others)
+            with self.call.fast.block(f"if not ids.isdisjoint(({given})):"):
+                self.call.only_fast("return None")
         session = self.captured.session
         slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
         paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]

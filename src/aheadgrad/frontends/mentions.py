@@ -1,8 +1,8 @@
 """Which attributes a piece of code may ask for, from its bytecode alone.
 
 `self.scale` mentions `scale`; so does `getattr(self, "scale")`. With a name that is computed the code may
-ask for anything, which is noted as the name `ANY`. Code that asks whether there is an attribute
-(`hasattr`, a default, an AttributeError caught) has the name `ASKS`.
+ask for anything, which is noted as the name `ANY`. A name of which the code asks whether it is there
+(`hasattr`, `getattr` with a default, an AttributeError caught) is noted once more as `?name`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import functools
 import types
 
 ANY = "any name at all"
-ASKS = "is there such a name"
 _WHOLE = {"vars", "__dict__", "attrgetter", "asdict", "astuple", "fields", "replace", "__getattribute__"}
 _BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
 _LOADS = {"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"}
 _NO_MATTER = {"PUSH_NULL", "PRECALL", "CACHE", "RESUME", "NOP", "COPY_FREE_VARS", "LOAD_FAST_CHECK"}
+
+
+def asked(name: str) -> str:
+    return "?" + name
 
 
 @functools.cache
@@ -30,8 +33,8 @@ def names_in(code: types.CodeType) -> frozenset[str]:
         found.add(ANY)
     if not _BY_NAME.isdisjoint(code.co_names):
         found |= _asked_by_name(code)
-    if not {"hasattr", "getattr", "AttributeError", "Exception"}.isdisjoint(code.co_names):
-        found.add(ASKS)
+    if "AttributeError" in code.co_names:
+        found |= {asked(name) for name in code.co_names}
     return frozenset(found)
 
 
@@ -47,5 +50,5 @@ def _asked_by_name(code: types.CodeType) -> set[str]:
         while whose < len(rest) and rest[whose].opname == "LOAD_ATTR":
             whose += 1
         name = rest[whose].argval if whose < len(rest) and rest[whose].opname == "LOAD_CONST" else None
-        found.add(name if isinstance(name, str) else ANY)
+        found |= {name, asked(name)} if isinstance(name, str) else {ANY}
     return found

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aheadgrad.capture.origins import is_users
-from aheadgrad.frontends.mentions import ANY, ASKS, names_in
+from aheadgrad.frontends.mentions import ANY, asked, names_in
 from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Slot, same
 from aheadgrad.frontends.plain import COMPARED, SIMPLE, freeze, frozen, is_array
 from aheadgrad.torchlayer.functional import is_wrapped
@@ -218,7 +218,7 @@ class Reach:
         if self._any_name and known and _is_own_code(_file_of(type(value))):
             names = names.union(table)
         for name in sorted(names):
-            if name.startswith("__"):
+            if name.startswith("__") or not name.isidentifier():
                 continue
             part = table.get(name, ABSENT)
             if module and part is ABSENT and any(name in table[t] for t in TABLES if t in table):
@@ -233,7 +233,7 @@ class Reach:
         found = inspect.getattr_static(type(value), name, ABSENT)
         if isinstance(found, (*SIMPLE, Tensor)):
             self._at(value, f".{name}", found, f"{path}.{name}".removeprefix("."))
-        elif found is ABSENT and ASKS in self.names:
+        elif found is ABSENT and asked(name) in self.names:
             self.facts.append(Fact(table, f".get({name!r})", ABSENT, f"{path}.{name}".removeprefix("."), True))
 
 

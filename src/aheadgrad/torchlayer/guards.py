@@ -51,13 +51,23 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     return check, text
 
 
-def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> Callable[[Any], bool]:
-    """A C++ function of the same dictionaries that tells whether none was changed since now."""
+def unchanged_check(
+    tables: tuple[dict[Any, Any], ...], tensors: tuple[Tensor, ...]
+) -> Callable[[Any], bool]:
+    """A C++ function of `(*tables, *tensors)`: has nothing changed since now?
+
+    Dictionaries have a version; of tensors it looks at what `tensor_check` looks at.
+    """
     from torch._dynamo.guards import GuardManagerType
 
     root = torch._C._dynamo.guards.RootGuardManager()
     for i, table in enumerate(tables):
         one = root.tuple_getitem_manager(i, f"tables[{i}]", table, GuardManagerType.GUARD_MANAGER)
         one.add_dict_version_guard(table, ["unchanged"], None)
+    for i, t in enumerate(tensors, len(tables)):
+        one = root.tuple_getitem_manager(i, f"tensors[{i}]", t, GuardManagerType.GUARD_MANAGER)
+        sizes, strides = _fixed(t.size()), _fixed(t.stride())
+        keys = torch._C._dispatch_keys(t)
+        one.add_tensor_match_guard(t, sizes, strides, f"tensors[{i}]", ["unchanged"], None, type(t), keys)
     check: Callable[[Any], bool] = root.check
     return check
