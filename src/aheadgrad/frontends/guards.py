@@ -215,7 +215,7 @@ class GuardWriter:
         hooks = {id(f.value) for f in self.reach.facts if f.how[6:-2] in HOOKS and not f.value}
         return Tables(
             tuple(t for t in tables if t),
-            tuple(t for t in tables if not t and id(t) not in hooks),
+            tuple(t for t in tables if not t and id(t) not in hooks and id(t) not in self.reach.idle),
             tuple(t for t in tables if not t and id(t) in hooks),
         )
 

@@ -31,6 +31,8 @@ TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALWAYS = ("training", *TABLES, *HOOKS)
 _MOST = 256  # elements of a container that are looked at one by one
+_LOOKS_THROUGH = {"parameters", "buffers", "children", "modules", "state_dict", "apply", *TABLES}
+_LOOKS_THROUGH |= {"named_parameters", "named_buffers", "named_children", "named_modules"}
 _NOT_IN_CALLS = {"__init__", "__new__", "__del__", "__repr__", "__str__", "__init_subclass__", "__reduce__"}
 
 
@@ -51,6 +53,7 @@ class Reach:
             self.tables: dict[int, dict[Any, Any]] = {}  # dictionaries that seldom change, by id
             self._seen: dict[int, Any] = {}
             self._any_name = ANY in self.names
+            self.idle: set[int] = set()  # empty tables of modules that nobody looks through
             for path, root in roots:
                 self._walk(root, path)
 
@@ -215,6 +218,8 @@ class Reach:
         if known:
             self.tables[id(table)] = table
         names = self.names.union(_ALWAYS) if module else self.names
+        if module and not self._is_looked_through(value):
+            self.idle.update(id(table[t]) for t in TABLES if t in table and not table[t])
         if self._any_name and known and _is_own_code(_file_of(type(value))):
             names = names.union(table)
         for name in sorted(names):
@@ -229,12 +234,19 @@ class Reach:
             elif known:
                 self._inherited(value, table, name, path)
 
+    def _is_looked_through(self, module: nn.Module) -> bool:
+        """May the code notice something new in a module, besides under the names it mentions?"""
+        return self._any_name or hasattr(module, "__iter__") or not _LOOKS_THROUGH.isdisjoint(self.names)
+
     def _inherited(self, value: Any, table: dict[str, Any], name: str, path: str) -> None:
         found = inspect.getattr_static(type(value), name, ABSENT)
         if isinstance(found, (*SIMPLE, Tensor)):
             self._at(value, f".{name}", found, f"{path}.{name}".removeprefix("."))
         elif found is ABSENT and asked(name) in self.names:
             self.facts.append(Fact(table, f".get({name!r})", ABSENT, f"{path}.{name}".removeprefix("."), True))
+            if isinstance(value, nn.Module):
+                for t in TABLES:
+                    self.idle.discard(id(table.get(t)))
 
 
 def _file_of(cls: type) -> str | None:
