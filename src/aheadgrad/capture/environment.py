@@ -21,8 +21,10 @@ class Ambient:
         self.dtype = torch.get_default_dtype()
         self.deterministic = deterministic_mode(), deterministic_warns()
         self.inference = torch.is_inference_mode_enabled()
+        self.grad_was_on = False  # was anything recorded with grad mode on?
 
     def check(self) -> None:
+        self.grad_was_on = self.grad_was_on or torch.is_grad_enabled()
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)  # the function is about to run again, from the start
             raise FallbackError("the default dtype is changed inside the function")

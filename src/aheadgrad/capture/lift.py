@@ -34,6 +34,8 @@ _NEEDS_VALUE = {
 }
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
+_FIELDS: Any = torch.Tensor
+_ASKS_AUTOGRAD = {f.__get__ for f in (_FIELDS.requires_grad, _FIELDS.is_leaf, _FIELDS.grad_fn)}
 _USES_GRAD_FIELD = {
     torch.Tensor.backward: "backward() is called",
     torch.autograd.backward: "backward() is called",
@@ -131,6 +133,8 @@ class Lift(TorchFunctionMode):
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is torch.Tensor.storage_offset:
             self.session.reads_offsets = True
+        elif func in _ASKS_AUTOGRAD:
+            self.session.asks_autograd = True
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):

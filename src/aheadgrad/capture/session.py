@@ -55,6 +55,7 @@ class Session:
         self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
         self.reads_offsets = False
+        self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)

@@ -35,7 +35,7 @@ class Checks:
         with self.fast.block(f"if not ({test}):"):
             self.fast.line("return None")
         with self.slow.block(f"if not ({test}):"):
-            self.slow.line(f"note({what!r}, {assumed!r}, lambda: {came})")
+            self.slow.line(f"note({what!r}, {assumed!r}, lambda: {came}{', last=True' if last else ''})")
             if last:
                 self.slow.line("return None")
 

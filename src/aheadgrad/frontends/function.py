@@ -32,7 +32,7 @@ class Flat:
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], parameter_names: list[str]) -> Flat:
-    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs), is_leaf=pytree.is_size)
     paths = [_path(path, parameter_names) for path, _ in with_paths]
     top = [_top(i, parameter_names) for i in range(len(args))]
     return Flat([leaf for _, leaf in with_paths], spec, paths, top)

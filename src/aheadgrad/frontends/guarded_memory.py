@@ -59,6 +59,10 @@ class MemoryWriter:
     def state_pattern(self, find: Checks) -> None:
         """In `find`: the state's own memory is as it was."""
         state = self.writer.state
+        if state:
+            all_of_them = "".join(f"s{k}, " for k in range(len(state)))
+            test = f"all(map({self.writer.names.name(torch.is_tensor, 'is_tensor')}, ({all_of_them})))"
+            find.unless(test, "module state", "tensors", "'something else'", last=True)
         if self.offsets:
             for k, real in enumerate(state):
                 test = f"s{k}.storage_offset() == {real.storage_offset()}"

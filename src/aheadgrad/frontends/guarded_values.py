@@ -41,7 +41,7 @@ class ValueWriter:
             self._in_place()
         else:
             flatten = names.name(pytree.tree_flatten, "tree_flatten")
-            checks.line(f"leaves, spec = {flatten}((args, kwargs))")
+            checks.line(f"leaves, spec = {flatten}((args, kwargs), {names.name(pytree.is_size, 'is_size')})")
             same = f"spec == {names.name(self.flat.spec, 'expected_spec')}"
             checks.unless(same, "the structure of the arguments", str(self.flat.spec), "spec", last=True)
             for i, (value, path) in enumerate(zip(self.flat.leaves, self.flat.paths, strict=True)):

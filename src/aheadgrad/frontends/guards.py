@@ -89,6 +89,7 @@ class GuardWriter:
         inputs = [self._find(real) for real in self.reals]
         self._aliases()
         self._tensors(inputs)
+        self._autograd(inputs)
         MemoryWriter(self, inputs).write()
         missing = self.names.name(MISS, "MISS")
         entry = self.names.name(run, "entry")
@@ -150,6 +151,10 @@ class GuardWriter:
         for fact in self.reach.facts:
             if not isinstance(fact.value, Tensor):
                 self._fact(self.find if fact.steady else self.call, fact)
+        if self.reach.owned:
+            objects, kinds = tuple(self.reach.owned), tuple(map(type, self.reach.owned))
+            now = f"tuple(map(type, {self.names.name(objects, 'objects')}))"
+            self.call.unless(f"{now} == {self.names.name(kinds, 'kinds')}", "a class", "as it was", "'another'")
         for content in self.reach.contents:
             now = f"{self.names.name(freeze, 'freeze')}({self.names.name(content.holder, 'holder')})"
             test = f"{now} == {self.names.name(content.frozen, 'frozen')}"
@@ -208,7 +213,8 @@ class GuardWriter:
             self.call.only_fast(f"{stamp} = found")
         self.call.only_slow(f"state = {where}.find()")
         with self.call.slow.block("if state is None:"):
-            self.call.only_slow(f"return {name(why, 'why_surroundings')}(note)")
+            far = "lambda what, assumed, came, last=False: note(what, assumed, came, last=True)"
+            self.call.only_slow(f"return {name(why, 'why_surroundings')}({far})")
         self.call.only_slow(f"storages = {where}.storages_of(state)")
 
     def _watched(self, tables: list[dict[Any, Any]]) -> Tables:
@@ -234,7 +240,7 @@ class GuardWriter:
             self.values.constant(checks, self.names, place, value, fact.path)
         elif isinstance(value, dict) and table in HOOKS:
             test = f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}"
-            checks.unless(test, fact.path, f"{len(value)} hooks", f"f'{{len({place})}} hooks'")
+            checks.unless(test, fact.path, f"{len(value)} hooks", f"str(len({place})) + ' hooks'")
         elif isinstance(value, dict) and table in TABLES:
             checks.unless(f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'")
             if table == "_modules":
@@ -318,6 +324,27 @@ class GuardWriter:
             test = f"{self.names.name(sizes, 'sizes_fit')}({arguments})"
             shapes = f"[tuple(t.shape) for t in ({arguments}, )]"
             self.call.unless(test, "sizes", text, shapes)
+
+    def _autograd(self, inputs: list[str]) -> None:
+        """`requires_grad` where grad mode is off, and leaves: only where it can make a difference."""
+        session, facts = self.captured.session, self.captured.facts
+        asks = session.asks_autograd
+        ignored = not self.captured.forward.grad_mode_before  # then the check of tensors passes over it
+        rewritten = {f.index for f in facts.inputs if not f.untouched}
+        for i, (text, real) in enumerate(zip(inputs, self.reals, strict=True)):
+            path = self._path(i)
+            if ignored and (asks or session.ambient.grad_was_on):
+                now, before = f"{text}.requires_grad", real.requires_grad
+                self.call.unless(f"{now} is {before}", path, f"requires_grad={before}", now)
+            if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
+                now, before = f"{text}.is_leaf", real.is_leaf
+                self.call.unless(f"{now} is {before}", path, f"is_leaf={before}", now)
+
+    def _path(self, i: int) -> str:
+        session = self.captured.session
+        count = len(session.entrances)
+        slot = session.entrances[i].slot if i < count else session.members[i - count].slot
+        return slot.describe()
 
     def _spread(self, texts: list[str], end: str = "") -> str:
         """Arguments for a call, the whole state at once where it comes in one piece."""

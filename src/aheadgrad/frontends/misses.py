@@ -31,6 +31,7 @@ class Reason:
     what: str
     assumed: str
     came: str
+    last: bool = False  # nothing further could be compared
 
     def __str__(self) -> str:
         return f"{self.what}: {self.assumed} was assumed, {self.came} came"
@@ -74,12 +75,12 @@ def reasons_of(why: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str
     """What an entry's check has against a call."""
     found: list[Reason] = []
 
-    def note(what: str, assumed: str, came: Callable[[], Any]) -> None:
+    def note(what: str, assumed: str, came: Callable[[], Any], last: bool = False) -> None:
         try:
             text = str(came())
         except Exception as error:  # what came may be anything
             text = f"something that raises {type(error).__name__}"
-        found.append(Reason(what, assumed, text if len(text) <= 100 else text[:97] + "..."))
+        found.append(Reason(what, assumed, text if len(text) <= 100 else text[:97] + "...", last))
 
     try:
         why(args, kwargs, note)
@@ -91,11 +92,11 @@ def reasons_of(why: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str
 def closest(
     function: str, whys: Sequence[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Miss | None:
-    """The entry with the fewest reasons, the latest of equals."""
+    """The entry that could be compared furthest, with the fewest reasons, the latest of equals."""
     if not whys:
         return None
     found = [(reasons_of(why, args, kwargs), i) for i, why in enumerate(whys)]
-    reasons, entry = min(found, key=lambda pair: (len(pair[0]) or 1000, -pair[1]))
+    reasons, entry = min(found, key=lambda pair: (any(r.last for r in pair[0]), len(pair[0]), -pair[1]))
     return Miss(function, entry, reasons)
 
 

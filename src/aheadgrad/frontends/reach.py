@@ -51,6 +51,8 @@ class Reach:
             self.tensors: dict[int, Fact] = {}
             self.slots: list[Slot | Contents] = []
             self.tables: dict[int, dict[Any, Any]] = {}  # dictionaries that seldom change, by id
+            self.owned: list[Any] = []  # objects of the user's own classes
+            self._owners: dict[int, Any] = {}  # objects by the id of their attributes' table
             self._seen: dict[int, Any] = {}
             self._any_name = ANY in self.names
             self.idle: set[int] = set()  # empty tables of modules that nobody looks through
@@ -90,7 +92,12 @@ class Reach:
             self.facts = [f for f in self.facts if f.holder is not slot.holder]
             return
         how = ".cell_contents" if isinstance(slot.holder, types.CellType) else f".get({slot.key!r})"
-        self.facts = [f for f in self.facts if f.holder is not slot.holder or f.how != how]
+        owner = self._owners.get(id(slot.holder))
+        self.facts = [
+            f
+            for f in self.facts
+            if (f.holder is not slot.holder or f.how != how) and (f.holder is not owner or f.how != f".{slot.key}")
+        ]
 
     def _at(self, holder: Any, how: str, value: Any, path: str) -> None:
         """Notes what is at a place, and goes on from there."""
@@ -136,6 +143,8 @@ class Reach:
 
     def _object(self, value: Any, path: str) -> None:
         self._class(type(value))
+        if _is_own_code(_file_of(type(value))):
+            self.owned.append(value)
         for base in type(value).__mro__:
             for name, part in vars(base).items():
                 if isinstance(part, types.MemberDescriptorType) and base.__module__ != "builtins":
@@ -217,12 +226,13 @@ class Reach:
         known = not isinstance(value, types.ModuleType)
         if known:
             self.tables[id(table)] = table
+            self._owners[id(table)] = value
         names = self.names.union(_ALWAYS) if module else self.names
         if module and not self._is_looked_through(value):
             self.idle.update(id(table[t]) for t in TABLES if t in table and not table[t])
         if self._any_name and known and _is_own_code(_file_of(type(value))):
             names = names.union(table)
-        for name in sorted(names):
+        for name in sorted(names | {"forward"} if module else names):
             if name.startswith("__") or not name.isidentifier():
                 continue
             part = table.get(name, ABSENT)
@@ -239,14 +249,18 @@ class Reach:
         return self._any_name or hasattr(module, "__iter__") or not _LOOKS_THROUGH.isdisjoint(self.names)
 
     def _inherited(self, value: Any, table: dict[str, Any], name: str, path: str) -> None:
+        """A name that is not the object's own: its class may have it, and it may get it."""
+        path = f"{path}.{name}".removeprefix(".")
         found = inspect.getattr_static(type(value), name, ABSENT)
         if isinstance(found, (*SIMPLE, Tensor)):
-            self._at(value, f".{name}", found, f"{path}.{name}".removeprefix("."))
-        elif found is ABSENT and asked(name) in self.names:
-            self.facts.append(Fact(table, f".get({name!r})", ABSENT, f"{path}.{name}".removeprefix("."), True))
-            if isinstance(value, nn.Module):
-                for t in TABLES:
-                    self.idle.discard(id(table.get(t)))
+            self._at(value, f".{name}", found, path)
+        elif found is not ABSENT:
+            self.facts.append(Fact(table, f".get({name!r})", ABSENT, path, True))
+        elif asked(name) in self.names:
+            tables = [table.get(t) for t in TABLES] if isinstance(value, nn.Module) else []
+            for where in (table, *(t for t in tables if t is not None)):
+                self.idle.discard(id(where))
+                self.facts.append(Fact(where, f".get({name!r})", ABSENT, path, True))
 
 
 def _file_of(cls: type) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils._pytree import (
     keystr,
     tree_flatten,
@@ -18,6 +19,7 @@ from torch.utils._pytree import (
 __all__ = [
     "children",
     "is_leaf",
+    "is_size",
     "keystr",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -26,6 +28,11 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
 ]
+
+
+def is_size(value: Any) -> bool:
+    """A `torch.Size` is one value, although pytree would open it."""
+    return isinstance(value, torch.Size)
 
 
 def is_leaf(value: Any) -> bool:
