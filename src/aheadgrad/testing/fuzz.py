@@ -29,6 +29,7 @@ import torch
 
 from aheadgrad.testing.oracle import BACKWARD_KINDS, Disagreement, compare, report
 from aheadgrad.testing.programs import Config, Program, generate
+from aheadgrad.testing.replay import variants
 from aheadgrad.testing.runs import Scenario, run
 from aheadgrad.testing.shrink import shrink
 
@@ -47,6 +48,7 @@ class Settings:
     versions: bool = True
     unit_strides: bool = True
     error_types: bool = True
+    replay: bool = False
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -64,6 +66,26 @@ class Settings:
             error_types=self.error_types,
             through=through,
         )
+
+
+    def replayed(self, program: Program, compiled: Function) -> list[Disagreement]:
+        """The program in other ways on one compiled callable, one after the other."""
+        found = []
+        for variant in variants(program):
+            differences = compare(
+                program.fn,
+                compiled,
+                variant.program.make_inputs,
+                backward=("all",),
+                extra=1,
+                seed=program.seed,
+                around=variant.around,
+                versions=self.versions,
+                unit_strides=self.unit_strides,
+                error_types=self.error_types,
+            )
+            found += [replace(d, scenario=f"{variant.name}: {d.scenario}") for d in differences]
+        return found
 
 
 @dataclass(frozen=True)
@@ -93,7 +115,7 @@ def load_compiler(name: str) -> Compiler:
         errors = importlib.import_module("aheadgrad.errors")
         return Compiler(
             lambda fn: package.compile(fn, fallback="error"),
-            lambda fn: package.compile(fn, fallback="warn"),
+            lambda fn: package.compile(fn, fallback="warn", max_entries=64),
             (errors.FallbackError,),
         )
     module, _, function = name.partition(":")
@@ -104,7 +126,17 @@ def load_compiler(name: str) -> Compiler:
 
 
 def check(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
-    """Compile one program and compare it with eager."""
+    """Compile one program and compare it with eager, if asked for in other ways besides."""
+    outcome = check_once(program, settings, compiler)
+    if not settings.replay:
+        return outcome
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = settings.replayed(program, compiler.lenient(program.fn))
+    return replace(outcome, disagreements=(*outcome.disagreements, *found))
+
+
+def check_once(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
     try:
         return Outcome(program.seed, tuple(attempt(program, settings, compiler.strict, compiler.refusal)))
     except compiler.refusal as refusal:
@@ -204,6 +236,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", default="aheadgrad", help="aheadgrad, eager or module:function")
     parser.add_argument("--backward", default="all,each", help=f"ways, of {','.join(BACKWARD_KINDS)}")
     parser.add_argument("--extra", type=int, default=3, help="scenarios per program beside the first")
+    parser.add_argument("--replay", action="store_true", help="call each program again in other ways")
     parser.add_argument("--order", type=int, default=1, help="highest derivative to compare")
     parser.add_argument(
         "--duplicates", type=float, default=Config.duplicates, help="chance of a tensor passed twice"
@@ -229,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,
+        replay=options.replay,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()
