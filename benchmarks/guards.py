@@ -37,8 +37,9 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(75))
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = torch.stack([layer.weight for layer in self.layers])
-        biases = torch.stack([layer.bias for layer in self.layers])
+        layers: list[Any] = list(self.layers)
+        weights = torch.stack([layer.weight for layer in layers])
+        biases = torch.stack([layer.bias for layer in layers])
         return (x * weights).sum() + biases.sum()
 
 
@@ -92,7 +93,10 @@ def run() -> list[Row]:
     x, w, b = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
     compile_strictly = aheadgrad.compile(layer, fallback="error")
     rows = [measure("a function of three tensors", compile_strictly, (x, w, b), LIMIT_FUNCTION)]
-    for subject, module in (("150 parameters, few operations", Stack()), ("150 parameters, a chain", Chain())):
+    for subject, module in (
+        ("150 parameters, few operations", Stack()),
+        ("150 parameters, a chain", Chain()),
+    ):
         compiled = aheadgrad.compile(module.eval(), fallback="error")
         rows.append(measure(subject, compiled, (x.detach(),), LIMIT_MODULE, PAIRS // 3))
     case = gpt(12)

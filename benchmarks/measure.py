@@ -40,7 +40,9 @@ class Difference:
 
     def describe(self, row: "Row") -> str:
         verdict = "PASS" if self.holds(row) else "FAIL"
-        return f"{verdict}  {row.subject}: {self.measured:.2f} {row.unit}  (bar: <= {self.limit:.2f} {row.unit})"
+        return (
+            f"{verdict}  {row.subject}: {self.measured:.2f} {row.unit}  (bar: <= {self.limit:.2f} {row.unit})"
+        )
 
     def holds(self, row: "Row") -> bool:
         return self.measured <= self.limit

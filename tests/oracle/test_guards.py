@@ -1,14 +1,11 @@
-"""What an entry assumes: called with any of it changed, the answer is eager's. One test per assumption."""
+"""What an entry assumes of a call: with any of it changed, the answer is eager's. One test per assumption."""
 
 from __future__ import annotations
 
 import collections
-import copy
 import enum
 import functools
-import logging
 import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,10 +16,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 import aheadgrad
-from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning
 
 from .common import assert_equal, leaf, strict
 
@@ -45,7 +41,9 @@ def agree(fn: Callable[..., Any], compiled: Any, *args: Any, **kwargs: Any) -> N
     assert_equal(found[0][1:], found[1][1:])
 
 
-def through(fn: Callable[..., Any], *calls: tuple[Any, ...], entries: int | None = None, **options: Any) -> Any:
+def through(
+    fn: Callable[..., Any], *calls: tuple[Any, ...], entries: int | None = None, **options: Any
+) -> Any:
     """Each call twice over, in one compiled callable."""
     compiled = strict(fn, max_entries=64, **options)
     for args in calls * 2:
@@ -367,7 +365,12 @@ def test_detached_inside_a_leaf_and_a_view() -> None:
         return x * 2
 
     compiled = strict(fn)
-    for make in (lambda: leaf(3) * 1, lambda: leaf(3), lambda: (leaf(4) * 1)[:3], lambda: leaf(3, grad=False)):
+    for make in (
+        lambda: leaf(3) * 1,
+        lambda: leaf(3),
+        lambda: (leaf(4) * 1)[:3],
+        lambda: leaf(3, grad=False),
+    ):
         outcomes = []
         for run in (fn, compiled):
             x = make()
@@ -549,330 +552,3 @@ def test_a_function_mode_around_the_call_sees_everything() -> None:
         warnings.simplefilter("ignore", FallbackWarning)
         compiled(leaf(3))
     assert "sin" in log.seen
-
-
-# modules
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(3, 3)
-        self.rest = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 3))
-        self.more = nn.ModuleList()
-        self.register_buffer("scale", torch.ones(3))
-        self.factor = 1.0
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.rest(self.first(x)) * self.scale * self.factor
-        for module in self.more:
-            x = module(x)
-        return x + self.extra if hasattr(self, "extra") else x  # type: ignore[operator]
-
-
-def other_parameter(net: Net) -> None:
-    net.first.weight = nn.Parameter(torch.full((3, 3), 0.5))
-
-
-def hooked(net: Net) -> None:
-    net.first.register_forward_hook(lambda module, args, out: out * 2)
-
-
-def new_forward(net: Net) -> None:
-    net.first.forward = lambda x: x * 5  # type: ignore[method-assign]
-
-
-def new_buffer(net: Net) -> None:
-    net.register_buffer("extra", torch.ones(3))
-
-
-def tied(net: Net) -> None:
-    net.rest[2].weight = net.first.weight
-
-
-def swapped_data(net: Net) -> None:
-    net.first.weight.data = torch.ones(3, 3).t() * torch.arange(3.0)
-
-
-def switch(name: str, value: Any) -> Callable[[Net], None]:
-    def change(net: Net) -> None:
-        *path, last = name.split(".")
-        setattr(functools.reduce(getattr, path, net), last, value)
-
-    return change
-
-
-CHANGES: dict[str, Callable[[Net], Any]] = {
-    "parameter replaced": other_parameter,
-    "parameter frozen": lambda net: net.first.weight.requires_grad_(False),
-    "all frozen": lambda net: net.requires_grad_(False),
-    "data swapped": swapped_data,
-    "data of one row": lambda net: setattr(net.first.bias, "data", torch.ones(1)),
-    "double": lambda net: net.double(),
-    "eval": lambda net: net.eval(),
-    "eval of the dropout": lambda net: net.rest[0].eval(),
-    "eval of the norm": lambda net: net.rest[1].eval(),
-    "submodule replaced": switch("first", nn.Linear(3, 3, bias=False)),
-    "submodule in a sequence": lambda net: net.rest.__setitem__(2, nn.Identity()),
-    "submodule appended": lambda net: net.rest.append(nn.ReLU()),
-    "submodule in an empty list": lambda net: net.more.append(nn.Linear(3, 3)),
-    "submodule deleted": lambda net: net.rest.__delitem__(2),
-    "bias removed": switch("first.bias", None),
-    "forward hook": hooked,
-    "pre hook": lambda net: net.rest.register_forward_pre_hook(lambda module, args: (args[0] * 3,)),
-    "hook of the root": lambda net: net.register_forward_hook(lambda module, args, out: out * 2),
-    "buffer reassigned": switch("scale", torch.full((3,), 2.0)),
-    "buffer of another shape": switch("scale", torch.full((1,), 2.0)),
-    "buffer changed in place": lambda net: net.scale.mul_(3),
-    "buffer registered": new_buffer,
-    "attribute": switch("factor", 3.0),
-    "attribute of a library's module": switch("rest.0.p", 0.25),
-    "forward replaced": new_forward,
-    "weights tied": tied,
-    "class changed": lambda net: setattr(net, "__class__", type("Sub", (Net,), {"forward": lambda s, x: x * 2})),
-    "parametrized": lambda net: parametrize.register_parametrization(net.first, "weight", nn.Tanh()),
-    "weight norm": lambda net: nn.utils.parametrizations.weight_norm(net.first),
-    "loaded": lambda net: net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}),
-    "loaded by assignment": lambda net: net.load_state_dict(
-        {k: v * 2 for k, v in net.state_dict().items()}, assign=True
-    ),
-    "a step": lambda net: torch.optim.SGD(net.parameters(), 0.1).step(),
-}
-
-
-def both(net: Net, compiled: Any, x: Tensor, calls: int) -> None:
-    """Eager on a copy and compiled, with all state and gradients."""
-    for _ in range(calls):
-        other = copy.deepcopy(net)
-        results = []
-        for run, module in ((other, other), (compiled, net)):
-            torch.manual_seed(0)
-            try:
-                out = run(x.to(next(module.parameters()).dtype))
-                if out.requires_grad:
-                    out.sum().backward()
-            except RuntimeError as error:
-                results.append(type(error))
-                continue
-            grads = [p.grad for p in module.parameters()]
-            results.append((out, grads, list(module.buffers()), list(module.parameters())))
-        assert_equal(results[0], results[1])
-        net.zero_grad()
-
-
-@pytest.mark.parametrize("calls", [1, 12])
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_module_is_changed(name: str, calls: int) -> None:
-    torch.manual_seed(0)
-    net = Net()
-    compiled = strict(net, max_entries=32)
-    x = leaf(4, 3, grad=False)
-    both(net, compiled, x, calls)
-    CHANGES[name](net)
-    both(net, compiled, x, calls)
-    net.train()
-    both(net, compiled, x, calls)
-
-
-def test_hooks_come_and_go() -> None:
-    torch.manual_seed(0)
-    net = Net()
-    compiled = strict(net, max_entries=32)
-    x = leaf(4, 3, grad=False)
-    for _ in range(3):
-        both(net, compiled, x, 10)
-        handle = net.rest.register_forward_hook(lambda module, args, out: out * 2)
-        both(net, compiled, x, 10)
-        handle.remove()
-    assert len(compiled.entries) == 4
-
-
-def test_a_module_that_counts_its_calls_is_compiled_once() -> None:
-    class Counting(nn.Linear):
-        calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x) * 2
-
-    net = Counting(3, 3)
-    compiled = strict(net)
-    for _ in range(12):
-        compiled(leaf(2, 3))
-        net.steps = 1  # type: ignore[assignment]
-    assert len(compiled.entries) == 1
-
-
-def test_a_method_is_replaced_on_its_class() -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale(x)
-
-        def scale(self, x: Tensor) -> Tensor:
-            return x * 2
-
-    net = Scaled()
-    compiled = strict(net)
-    assert_equal(compiled(leaf(3)), leaf(3) * 2)
-    Scaled.scale = lambda self, x: x * 3  # type: ignore[method-assign]
-    assert_equal(compiled(leaf(3)), leaf(3) * 3)
-
-
-# misses
-
-
-def test_a_miss_names_the_argument() -> None:
-    def fn(x: Tensor, factor: int = 1, *, mode: str = "a") -> Tensor:
-        return x * factor
-
-    compiled = strict(fn, max_entries=32)
-    with aheadgrad.explain_misses() as misses:
-        compiled(torch.ones(8, 3))
-        compiled(torch.ones(8, 3, dtype=torch.float64))
-        compiled(torch.ones(8, 3, requires_grad=True))
-        compiled(torch.ones(3, 8).t())
-        compiled(torch.ones(8, 3), 2)
-        compiled(torch.ones(8, 3), 2, mode="b")
-        with torch.no_grad():
-            compiled(torch.ones(8, 3))
-        compiled(torch.ones(5, 3))
-    compiled(torch.ones(4, 4, 4))
-    texts = [str(m) for m in misses]
-    assert len(texts) == 7
-    for text, words in zip(
-        texts,
-        (
-            ("x, dtype", "torch.float32 was assumed, torch.float64 came"),
-            ("x, requires_grad", "False was assumed, True came"),
-            ("x, strides", "(3, 1) was assumed, (1, 8) came"),
-            ("positional arguments", "1 was assumed, 2 came"),
-            ("keyword arguments", "mode"),
-            ("grad mode", "on was assumed, off came"),
-            ("x, shape", "(8, 3) was assumed, (5, 3) came"),
-        ),
-        strict=True,
-    ):
-        assert "fn: no entry fits this call" in text
-        for word in words:
-            assert word in text
-    assert len(compiled.misses) == 8
-
-
-def test_a_miss_names_what_is_reached() -> None:
-    net = Net()
-    compiled = strict(net, max_entries=32)
-    x = leaf(4, 3)
-    compiled(x)
-    for change, words in (
-        (switch("factor", 2.0), "factor: 1.0 was assumed, 2.0 came"),
-        (lambda n: n.rest[0].eval(), "rest.0.training: True was assumed, False came"),
-        (lambda n: n.first.requires_grad_(False), "first.weight"),
-        (hooked, "first._forward_hooks: 0 hooks was assumed, 1 hooks came"),
-    ):
-        change(net)
-        compiled(x)
-        assert words in str(compiled.misses[-1]), str(compiled.misses[-1])
-
-
-def test_misses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    compiled = strict(lambda x, n: x * n)
-    with caplog.at_level(logging.INFO, "aheadgrad.misses"):
-        compiled(leaf(3), 1)
-        compiled(leaf(3), 2)
-    assert "n: 1 was assumed, 2 came" in caplog.text
-
-
-def test_the_limit_names_what_keeps_changing_and_counts() -> None:
-    def fn(x: Tensor, step: int) -> Tensor:
-        return x * step
-
-    compiled = aheadgrad.compile(fn, max_entries=3)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for step in range(10):
-            assert_equal(compiled(leaf(3), step), leaf(3) * step)
-    assert [w.category for w in seen] == [RecompileWarning]
-    assert "What keeps changing: step (1, 0, 2, ...)" in str(seen[0].message) or "step" in str(seen[0].message)
-    assert compiled.fallbacks == {"the limit of entries is reached": 7}
-
-
-# threads
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    barrier = threading.Barrier(count)
-    errors: list[BaseException] = []
-
-    def run(i: int) -> None:
-        try:
-            barrier.wait()
-            work(i)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def test_many_threads_make_the_first_call() -> None:
-    calls = []
-
-    def fn(x: Tensor) -> Tensor:
-        calls.append(1)
-        return (x * 2).sin().sum()
-
-    compiled = strict(fn)
-
-    def work(i: int) -> None:
-        x = leaf(5, seed=i)
-        compiled(x).backward()
-        torch.testing.assert_close(x.grad, (x * 2).cos() * 2)
-
-    in_threads(12, work)
-    assert len(compiled.entries) == 1
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("dynamic", [None, False, True])
-def test_many_threads_with_other_shapes(dynamic: bool | None) -> None:
-    compiled = strict(lambda x, n: (x * n).sin().sum(), max_entries=100, dynamic=dynamic)
-
-    def work(i: int) -> None:
-        for k in range(12):
-            x, n = leaf(2 + (i + k) % 5, seed=i), 1 + k % 3
-            compiled(x, n).backward()
-            torch.testing.assert_close(x.grad, (x * n).cos() * n)
-
-    in_threads(8, work)
-
-
-def test_many_threads_on_one_module() -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
-    net.requires_grad_(False)
-    weights = [p.clone() for p in net.parameters()]
-    compiled = strict(net, max_entries=100, dynamic=False)
-
-    def work(i: int) -> None:
-        for k in range(10):
-            x = leaf(1 + (i + k) % 6, 3, seed=i)
-            hidden = torch.tanh(x @ weights[0].t() + weights[1])
-            torch.testing.assert_close(compiled(x), hidden @ weights[2].t() + weights[3])
-
-    in_threads(8, work)
-    assert len(compiled.entries) == 6
-
-
-def test_threads_in_other_modes() -> None:
-    compiled = strict(lambda x: x * 2)
-
-    def work(i: int) -> None:
-        for _ in range(20):
-            with torch.no_grad() if i % 2 else nullcontext():
-                assert compiled(leaf(3)).requires_grad == (i % 2 == 0)
-
-    in_threads(6, work)

@@ -152,8 +152,8 @@ class Compiled:
         changing = misses.what_keeps_changing([*self.misses, *([miss] if miss else [])])
         warnings.warn(
             f"{self._name} was compiled {len(self.entries)} times for different calls; further ones run "
-            f"uncompiled. What keeps changing: {changing}. Raise max_entries (now {self.options.max_entries}), "
-            "or keep shapes and Python arguments the same.",
+            f"uncompiled. What keeps changing: {changing}. Raise max_entries "
+            f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
             RecompileWarning,
             stacklevel=_level_of_caller(),
         )
@@ -197,8 +197,12 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         places = modules.holders(self._module) if self._module is not None else []
         changed: list[Callable[[Any], None] | Given] = []
-        given = [(path, v) for path, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
-        reach = Reach([("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places])
+        given = [
+            (path, v) for path, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)
+        ]
+        reach = Reach(
+            [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
+        )
 
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()

@@ -39,7 +39,7 @@ class MemoryWriter:
         if self.offsets:
             for name, e in zip(self.inputs, session.entrances, strict=False):
                 if not name.startswith("state"):
-                    self._offset(name, e.real.storage_offset(), e.slot.describe())
+                    self._offset(name, int(e.real.storage_offset()), e.slot.describe())
         for entrance in session.no_views:
             name = self.writer._find(entrance.real)
             self.call.unless(f"not {name}._is_view()", entrance.slot.describe(), "no view", "'a view'")

@@ -144,7 +144,9 @@ class GuardWriter:
         for place in self.places:
             table = self.names.name(place.table, "table")
             reads.setdefault(id(place.get()), f"{table}.get({place.name!r})")
-        self.state = list({id(r): r for r in self.reals if id(r) in reads and id(r) not in self.given}.values())
+        self.state = list(
+            {id(r): r for r in self.reals if id(r) in reads and id(r) not in self.given}.values()
+        )
         for k, real in enumerate(self.state):
             self.find.line(f"s{k} = {reads[id(real)]}")
             self.where[id(real)] = f"state[{k}]"
@@ -154,7 +156,9 @@ class GuardWriter:
         if self.reach.owned:
             objects, kinds = tuple(self.reach.owned), tuple(map(type, self.reach.owned))
             now = f"tuple(map(type, {self.names.name(objects, 'objects')}))"
-            self.call.unless(f"{now} == {self.names.name(kinds, 'kinds')}", "a class", "as it was", "'another'")
+            self.call.unless(
+                f"{now} == {self.names.name(kinds, 'kinds')}", "a class", "as it was", "'another'"
+            )
         for content in self.reach.contents:
             now = f"{self.names.name(freeze, 'freeze')}({self.names.name(content.holder, 'holder')})"
             test = f"{now} == {self.names.name(content.frozen, 'frozen')}"
@@ -242,7 +246,9 @@ class GuardWriter:
             test = f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}"
             checks.unless(test, fact.path, f"{len(value)} hooks", f"str(len({place})) + ' hooks'")
         elif isinstance(value, dict) and table in TABLES:
-            checks.unless(f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'")
+            checks.unless(
+                f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'"
+            )
             if table == "_modules":
                 now = f"len({place})"
                 checks.unless(f"{now} == {len(value)}", fact.path, f"{len(value)} modules", now)

@@ -73,7 +73,7 @@ def compare_looks(note: Callable[..., None], looks: Sequence[Look], tensors: Seq
         for aspect, assumed, came in differences:
             found = True
             if aspect != "strides" or not shape:
-                note(f"{look.path}, {aspect}", _shown(assumed), lambda came=came: came)  # type: ignore[misc]
+                note(f"{look.path}, {aspect}", _shown(assumed), lambda came=came: came)
     return found
 
 

@@ -21,10 +21,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from aheadgrad.capture.origins import is_users
+from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.mentions import ANY, asked, names_in
 from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Slot, same
 from aheadgrad.frontends.plain import COMPARED, SIMPLE, freeze, frozen, is_array
 from aheadgrad.torchlayer.functional import is_wrapped
+from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.trees import tree_leaves
 
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -73,7 +75,11 @@ class Reach:
             now, before = slot.now(), slot.value
             if same(now, before, inside=isinstance(slot, Contents)):
                 continue
-            if not any(isinstance(v, Tensor) and is_wrapped(v) for v in tree_leaves(now)):
+            leaves = tree_leaves(now)
+            if any(map(is_symbolic, leaves)):
+                slot.put(before)
+                raise FallbackError("the function keeps a size that may be any number")
+            if not any(isinstance(v, Tensor) and is_wrapped(v) for v in leaves):
                 self._forget(slot)
                 continue
             slot.put(before)
@@ -96,7 +102,8 @@ class Reach:
         self.facts = [
             f
             for f in self.facts
-            if (f.holder is not slot.holder or f.how != how) and (f.holder is not owner or f.how != f".{slot.key}")
+            if (f.holder is not slot.holder or f.how != how)
+            and (f.holder is not owner or f.how != f".{slot.key}")
         ]
 
     def _at(self, holder: Any, how: str, value: Any, path: str) -> None:
@@ -216,7 +223,9 @@ class Reach:
                     continue
                 if isinstance(value, types.FunctionType | property | staticmethod | classmethod):
                     if own and used:
-                        self.facts.append(Fact(base, f".__dict__.get({name!r})", value, f"{base.__name__}.{name}"))
+                        self.facts.append(
+                            Fact(base, f".__dict__.get({name!r})", value, f"{base.__name__}.{name}")
+                        )
                     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(value, types.FunctionType):
                     self._walk(value, f"{base.__name__}.{name}")

@@ -67,7 +67,6 @@ class Settings:
             through=through,
         )
 
-
     def replayed(self, program: Program, compiled: Function) -> list[Disagreement]:
         """The program in other ways on one compiled callable, one after the other."""
         found = []

@@ -111,7 +111,10 @@ def aliased(program: Program, rng: random.Random) -> list[Program]:
     view = list(program.args)
     view[b] = "x_view"
     line = f"x_view = {program.args[a]}.view_as({program.args[a]})"
-    return [replace(program, args=tuple(same)), replace(program, args=tuple(view), setup=(*program.setup, line))]
+    return [
+        replace(program, args=tuple(same)),
+        replace(program, args=tuple(view), setup=(*program.setup, line)),
+    ]
 
 
 def variants(program: Program) -> list[Variant]:

@@ -126,6 +126,8 @@ def symbolic_like(
 def marked_sizes(t: Tensor) -> tuple[set[int], set[int]]:
     """The dimensions that `torch._dynamo.mark_dynamic` and `mark_static` have marked."""
     marks = t.__dict__ if hasattr(t, "__dict__") else {}
-    dynamic = set(marks.get("_dynamo_dynamic_indices", ())) | set(marks.get("_dynamo_weak_dynamic_indices", ()))
+    dynamic = set(marks.get("_dynamo_dynamic_indices", ())) | set(
+        marks.get("_dynamo_weak_dynamic_indices", ())
+    )
     dynamic |= set(marks.get("_dynamo_unbacked_indices", ()))
     return dynamic, set(marks.get("_dynamo_static_indices", ()))

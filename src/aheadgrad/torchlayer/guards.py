@@ -51,9 +51,7 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     return check, text
 
 
-def unchanged_check(
-    tables: tuple[dict[Any, Any], ...], tensors: tuple[Tensor, ...]
-) -> Callable[[Any], bool]:
+def unchanged_check(tables: tuple[dict[Any, Any], ...], tensors: tuple[Tensor, ...]) -> Callable[[Any], bool]:
     """A C++ function of `(*tables, *tensors)`: has nothing changed since now?
 
     Dictionaries have a version; of tensors it looks at what `tensor_check` looks at.
