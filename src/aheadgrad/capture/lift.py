@@ -18,6 +18,7 @@ from aheadgrad.capture import layouts
 from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
+from aheadgrad.capture.refusals import check_bounds, check_leaf_view
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -45,6 +46,7 @@ _USES_GRAD_FIELD = {
 }
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
+_ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
 _SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
@@ -101,6 +103,10 @@ class Lift(TorchFunctionMode):
             return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
         disguises = self.session.disguises
         given: Any = args[0] if args else None
+        if func in _ADDRESSES and isinstance(given, Tensor):
+            check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
+        if func in OUT_OF_PLACE and isinstance(given, Tensor):
+            check_leaf_view(self.session, given)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
@@ -148,6 +154,8 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
+        for t, *_ in written:
+            check_leaf_view(self.session, t)
         if name != "__setitem__":
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)

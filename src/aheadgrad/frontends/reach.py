@@ -167,7 +167,7 @@ class Reach:
         if fn.__defaults__:
             self._at(fn, ".__defaults__", fn.__defaults__, f"the defaults of {fn.__name__}")
         if fn.__kwdefaults__:
-            self._walk(fn.__kwdefaults__, f"the defaults of {fn.__name__}")
+            self._at(fn, ".__kwdefaults__", fn.__kwdefaults__, f"the defaults of {fn.__name__}")
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             try:
                 value = cell.cell_contents
@@ -180,6 +180,7 @@ class Reach:
             self._walk(wrapped, path)
         if not _is_own_code(fn.__code__.co_filename):
             return
+        self.facts.append(Fact(fn, ".__code__", fn.__code__, f"the code of {fn.__name__}"))
         for name in sorted(mentioned):
             if name in fn.__globals__:
                 value = fn.__globals__[name]

@@ -6,6 +6,9 @@ eager all the same. Prints one line to remember and exits with 1 when there is s
 
     programs 5000 | disagreements 0 | uncompiled 37 (0.74%) | 210 s
 
+``--replay 2000`` calls the first 2000 of them again on one compiled callable with other shapes,
+``requires_grad``, aliasing, dtypes and grad mode (``aheadgrad.testing.replay``).
+
 ``--compiler module:function`` runs anything else that maps a function to a function through the same
 programs; ``--compiler eager`` must never disagree.
 """
@@ -48,7 +51,7 @@ class Settings:
     versions: bool = True
     unit_strides: bool = True
     error_types: bool = True
-    replay: bool = False
+    replay: int = 0  # programs with a seed below this one are called again in other ways
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -67,10 +70,11 @@ class Settings:
             through=through,
         )
 
-    def replayed(self, program: Program, compiled: Function) -> list[Disagreement]:
+    def replayed(self, program: Program, compiled: Function) -> tuple[int, list[Disagreement]]:
         """The program in other ways on one compiled callable, one after the other."""
-        found = []
-        for variant in variants(program):
+        found: list[Disagreement] = []
+        ways = variants(program)
+        for variant in ways:
             differences = compare(
                 program.fn,
                 compiled,
@@ -84,7 +88,7 @@ class Settings:
                 error_types=self.error_types,
             )
             found += [replace(d, scenario=f"{variant.name}: {d.scenario}") for d in differences]
-        return found
+        return len(ways), found
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class Outcome:
     seed: int
     disagreements: tuple[Disagreement, ...] = ()
     reason: str | None = None
+    replayed: int = 0  # further ways in which it was called
 
 
 @dataclass(frozen=True)
@@ -127,12 +132,12 @@ def load_compiler(name: str) -> Compiler:
 def check(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
     """Compile one program and compare it with eager, if asked for in other ways besides."""
     outcome = check_once(program, settings, compiler)
-    if not settings.replay:
+    if program.seed >= settings.replay:
         return outcome
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = settings.replayed(program, compiler.lenient(program.fn))
-    return replace(outcome, disagreements=(*outcome.disagreements, *found))
+        ways, found = settings.replayed(program, compiler.lenient(program.fn))
+    return replace(outcome, disagreements=(*outcome.disagreements, *found), replayed=ways)
 
 
 def check_once(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
@@ -213,6 +218,9 @@ def summary(done: Sequence[Outcome], seconds: float) -> str:
         f"programs {len(done)} | disagreements {wrong} | "
         f"uncompiled {uncompiled} ({percent(uncompiled, done):.2f}%) | {seconds:.0f} s"
     ]
+    again = [outcome.replayed for outcome in done if outcome.replayed]
+    if again:
+        lines.append(f"  {len(again)} of them called again on one compiled callable, {sum(again)} times in all")
     lines += [f"  {count:6}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(lines)
 
@@ -235,7 +243,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", default="aheadgrad", help="aheadgrad, eager or module:function")
     parser.add_argument("--backward", default="all,each", help=f"ways, of {','.join(BACKWARD_KINDS)}")
     parser.add_argument("--extra", type=int, default=3, help="scenarios per program beside the first")
-    parser.add_argument("--replay", action="store_true", help="call each program again in other ways")
+    parser.add_argument("--replay", type=int, default=0, help="how many to call again in other ways too")
     parser.add_argument("--order", type=int, default=1, help="highest derivative to compare")
     parser.add_argument(
         "--duplicates", type=float, default=Config.duplicates, help="chance of a tensor passed twice"
@@ -261,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,
-        replay=options.replay,
+        replay=(options.seed if options.only is None else options.only) + options.replay,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()
