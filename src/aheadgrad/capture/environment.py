@@ -15,15 +15,21 @@ from aheadgrad.torchlayer.fake import quiet_logs
 
 
 class Ambient:
-    """Global switches that recorded ops obey when they run: the function may not turn them by itself."""
+    """Global switches that recorded ops obey when they run: the function may not turn them by itself.
+
+    They are watched while the function runs; a backward may be recorded later, under others.
+    """
 
     def __init__(self) -> None:
+        self.watched = False
         self.dtype = torch.get_default_dtype()
         self.deterministic = deterministic_mode(), deterministic_warns()
         self.inference = torch.is_inference_mode_enabled()
         self.grad_was_on = False  # was anything recorded with grad mode on?
 
     def check(self) -> None:
+        if not self.watched:
+            return
         self.grad_was_on = self.grad_was_on or torch.is_grad_enabled()
         if torch.get_default_dtype() is not self.dtype:
             torch.set_default_dtype(self.dtype)  # the function is about to run again, from the start
@@ -34,6 +40,16 @@ class Ambient:
             raise FallbackError("deterministic algorithms are switched inside the function")
         if torch.is_inference_mode_enabled() and not self.inference:
             raise FallbackError("inference mode is entered inside the function")
+
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self.watched = True
+        try:
+            yield
+            self.check()
+        finally:
+            self.watched = False
 
 
 @contextmanager

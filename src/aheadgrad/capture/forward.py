@@ -91,11 +91,10 @@ def run(session: Session, call: Call) -> Forward:
         with functional.outside():
             generator = torch.get_rng_state()
         try:
-            with random.noticing_changes() as set_inside:
+            with random.noticing_changes() as set_inside, session.ambient.watching():
                 result = call.invoke(see)
         except Exception as error:
             raise explained(error) from error
-        session.ambient.check()
         after = torch.is_grad_enabled()
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
