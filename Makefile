@@ -5,6 +5,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 
 COUNT  ?= 5000
+AGAIN  ?= 2000
 SEED   ?= 0
 ORDER  ?= 1
 JOBS   ?= 2
@@ -46,8 +47,9 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -q
 
-fuzz: $(STAMP)  ## COUNT generated programs against eager (COUNT, SEED, ORDER, JOBS)
-	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS)
+fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways
+	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \
+		--replay $(AGAIN)
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)

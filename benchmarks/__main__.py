@@ -5,13 +5,14 @@ import sys
 
 import torch
 
-from . import any_order, capture, saved, step
+from . import any_order, capture, guards, saved, step
 from .measure import table
 
 BENCHMARKS = {
     "capture": capture.run,
     "step": step.run,
     "saved": saved.run,
+    "guards": guards.run,
     "any_order": any_order.run,
 }
 

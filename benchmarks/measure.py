@@ -11,7 +11,9 @@ TORCH = "torch aot"
 DYNAMO = "aot_eager"
 OURS = "aheadgrad"
 FIRST_ONLY = "first order only"
-CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, OURS)
+GUARDED = "with check"
+UNGUARDED = "without"
+CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, OURS, GUARDED, UNGUARDED)
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,30 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Difference:
+    """A cost that must not exceed `limit`, measured by itself."""
+
+    measured: float
+    limit: float
+
+    def describe(self, row: "Row") -> str:
+        verdict = "PASS" if self.holds(row) else "FAIL"
+        return (
+            f"{verdict}  {row.subject}: {self.measured:.2f} {row.unit}  (bar: <= {self.limit:.2f} {row.unit})"
+        )
+
+    def holds(self, row: "Row") -> bool:
+        return self.measured <= self.limit
+
+
+@dataclass(frozen=True)
 class Row:
     """One measured thing: a figure for each contender that takes part, and the bars it has to meet."""
 
     subject: str
     unit: str
     figures: Mapping[str, float]
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[Bar | Difference, ...] = ()
 
     def ratio(self, other: str) -> float:
         return self.figures[OURS] / self.figures[other]
@@ -63,7 +82,7 @@ def table(rows: Iterable[Row]) -> str:
     """The rows as plain text; contenders that take no part in any row get no column."""
     rows = list(rows)
     present = [name for name in CONTENDERS if any(name in row.figures for row in rows)]
-    others = [name for name in present if name != OURS]
+    others = [name for name in present if name != OURS and OURS in present]
     lines = [["", "unit", *present, *(f"/ {other}" for other in others)]]
     for row in rows:
         figures = [f"{row.figures[name]:,.1f}" if name in row.figures else "-" for name in present]

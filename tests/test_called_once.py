@@ -79,11 +79,12 @@ def test_inputs_that_share_memory_and_are_changed() -> None:
 
 
 def test_once_for_each_kind_of_call() -> None:
-    counter = Counter(lambda a: a * 2)
-    compiled = aheadgrad.compile(counter, fallback="error")
-    for size in (2, 3, 2, 3, 4):
-        compiled(torch.ones(size))
-    assert counter.calls == 3
+    for dynamic, calls in ((False, 3), (None, 2), (True, 1)):
+        counter = Counter(lambda a: a * 2)
+        compiled = aheadgrad.compile(counter, fallback="error", dynamic=dynamic)
+        for size in (2, 3, 2, 3, 4):
+            compiled(torch.ones(size))
+        assert counter.calls == calls
 
 
 def test_modules() -> None:

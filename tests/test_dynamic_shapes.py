@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import subprocess
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +19,7 @@ from torch.utils import _pytree as pytree
 import aheadgrad
 from aheadgrad import compat
 
-close = torch.testing.assert_close
+close = functools.partial(torch.testing.assert_close, equal_nan=True)
 Make = Callable[[int], list[Any]]
 
 
@@ -65,6 +70,34 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
     ),
     "no grad": (lambda x: x.sin().reshape(-1), lambda n: [torch.randn(n, 3)]),
 }
+
+
+def write_and_view(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    x.mul_(2)
+    x[:1].add_(1)
+    y.add_(x.sum())
+    return x.view(-1), x.t(), y, (x * 3)[:, 1:]
+
+
+def mask_and_reduce(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    mask = torch.ones(x.shape[0], x.shape[0]).tril()
+    return (mask @ x).softmax(-1), x.mean(0), torch.arange(x.shape[0]) * 2, y.expand_as(y)
+
+
+BATCHES: dict[str, tuple[Callable[..., Any], Make]] = {
+    **PROGRAMS,
+    "writes and views": (write_and_view, lambda n: [leaf(n, 4) * 1, leaf(n) * 1]),
+    "masks": (mask_and_reduce, lambda n: [leaf(n, 4), leaf(n)]),
+    "an input again": (
+        lambda x, y: (x, x.unsqueeze(0), y[None].expand(2, *y.shape)),
+        lambda n: [leaf(n, 4)] * 2,
+    ),
+    "a row of another": (lambda x: (x[: x.shape[0] // 2] * 2, x.numel() / 2), lambda n: [leaf(n, 4)]),
+    "norm of batches": (
+        lambda x, m, v: F.batch_norm(x, m, v, training=True),
+        lambda n: [leaf(n, 4), torch.zeros(4), torch.ones(4)],
+    ),
+}
 COMPILERS: dict[str, Callable[..., Any]] = {
     "compile": lambda fn: aheadgrad.compile(fn, dynamic=True, fallback="error"),
     "drop-in": lambda fn: compat.aot_function(fn, compat.nop, dynamic=True),
@@ -104,6 +137,131 @@ def test_one_entry_for_many_sizes(name: str, compiler: str) -> None:
         ):
             close(found, expected, msg=lambda text: f"{step}, size {n}: {text}")
     assert len(compiled.entries) == 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("name", BATCHES)
+def test_batches_of_any_size(name: str, dynamic: bool | None) -> None:
+    """8, 5, 1, 0, 7: what eager gives, and its errors where it raises."""
+    fn, make = BATCHES[name]
+    compiled = aheadgrad.compile(fn, dynamic=dynamic, fallback="error", max_entries=16)
+    for n in (8, 5, 1, 0, 7, 8, 3):
+        try:
+            expected = list(observe(fn, make, n))
+        except (RuntimeError, ValueError, IndexError) as error:
+            with pytest.raises(type(error)):
+                list(observe(compiled, make, n))
+            continue
+        for (step, found), (_, wanted) in zip(observe(compiled, make, n), expected, strict=True):
+            close(found, wanted, msg=lambda text: f"{step}, size {n}: {text}")
+    if dynamic is None:  # 8, then any, 1 and 0; some decide on sizes
+        assert len(compiled.entries) <= 6
+
+
+def test_a_size_that_changed_becomes_a_symbol() -> None:
+    compiled = aheadgrad.compile(lambda x, y: x.sum(0) * 2 + y, fallback="error")
+    for n in (8, 5, 7, 9, 4):
+        compiled(torch.randn(n, 3), torch.randn(3))
+    assert len(compiled.entries) == 2
+    values = [e.value for e in compiled.entries[1].entry.captured.session.entrances]
+    assert [type(n) is int for v in values for n in v.shape] == [False, True, True]
+    compiled(torch.randn(8, 4), torch.randn(4))
+    compiled(torch.randn(9, 5), torch.randn(5))
+    assert len(compiled.entries) == 3
+
+
+def test_dynamic_false_keeps_numbers() -> None:
+    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=False, fallback="error")
+    for n in (8, 5, 7):
+        compiled(torch.randn(n, 3))
+    assert len(compiled.entries) == 3
+
+
+@pytest.mark.parametrize("dynamic", [None, False])
+@pytest.mark.parametrize("mark", ["mark_dynamic", "maybe_mark_dynamic"])
+def test_marked_sizes(mark: str, dynamic: bool | None) -> None:
+    import torch._dynamo
+
+    compiled = aheadgrad.compile(lambda x: x.sum(0) * x.shape[0], dynamic=dynamic, fallback="error")
+    for n in (8, 5, 7):
+        x = torch.randn(n, 3, requires_grad=True)
+        getattr(torch._dynamo, mark)(x, 0)
+        out = compiled(x)
+        close(out, x.sum(0) * n)
+        out.sum().backward()
+        close(x.grad, torch.full((n, 3), float(n)))
+    assert len(compiled.entries) == 1
+    compiled(torch.randn(6, 3, requires_grad=True))  # needs no mark itself
+    assert len(compiled.entries) == 1
+
+
+def test_sizes_marked_static() -> None:
+    import torch._dynamo
+
+    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=True, fallback="error")
+    for n in (8, 5, 7):
+        x = torch.randn(n, 3)
+        torch._dynamo.mark_static(x, 0)
+        compiled(x)
+    assert len(compiled.entries) == 3
+
+
+def test_marks_are_read_without_dynamo() -> None:
+    code = "import aheadgrad, sys; assert not any(m.startswith('torch._dynamo') for m in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_cannot_be_recorded_with_symbols_is_recorded_with_numbers() -> None:
+    def fn(x: Tensor) -> Tensor:
+        weights = torch.tensor([float(i) for i in range(x.shape[0])])
+        return x * weights
+
+    compiled = aheadgrad.compile(fn, fallback="error")
+    for n in (8, 5, 7, 8):
+        x = torch.randn(n)
+        close(compiled(x), fn(x))
+
+
+def test_sizes_kept_by_the_function_are_numbers() -> None:
+    class Net(torch.nn.Module):
+        rows = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows = x.shape[0]
+            self.shape = tuple(x.shape)
+            return x * 2
+
+    net = Net()
+    compiled = aheadgrad.compile(net)
+    for n in (8, 5, 7):
+        close(compiled(torch.ones(n, 3)), torch.full((n, 3), 2.0))
+        assert type(net.rows) is int
+        assert all(type(n) is int for n in net.shape)
+
+
+def test_arguments_are_not_kept() -> None:
+    compiled = aheadgrad.compile(lambda x: x.sin() * x.shape[0], fallback="error")
+    for n in (8, 5, 7):
+        x = torch.randn(n, 3, requires_grad=True)
+        gone = weakref.ref(x)
+        compiled(x).sum().backward()
+        del x
+        assert gone() is None, n
+
+
+def test_modules_with_batches_of_any_size() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    other = copy.deepcopy(net)
+    compiled = aheadgrad.compile(other, fallback="error")
+    for n in (8, 5, 7, 3, 8):
+        results = []
+        for run, module in ((net, net), (compiled, other)):
+            torch.manual_seed(n)
+            out = run(torch.randn(n, 4))
+            out.sum().backward()
+            results.append((out, [p.grad for p in module.parameters()], list(module.buffers())))
+        close(results[0], results[1])
+    assert len(compiled.entries) == 2
 
 
 def test_sizes_zero_and_one_and_equal_sizes_have_entries_of_their_own() -> None:

@@ -9,6 +9,17 @@ from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.entries import Compiled
+from aheadgrad.frontends.misses import Miss, explain_misses
 
 __version__ = "0.1.0"
-__all__ = ["Captured", "Compiled", "__version__", "capture", "compile", "errors", "register_backend"]
+__all__ = [
+    "Captured",
+    "Compiled",
+    "Miss",
+    "__version__",
+    "capture",
+    "compile",
+    "errors",
+    "explain_misses",
+    "register_backend",
+]

@@ -168,7 +168,7 @@ def _options(
         backend=compilers,
         partition="default" if own else partition_fn,
         decompositions=dict(decompositions or {}),
-        dynamic=dynamic or None,
+        dynamic=dynamic,
         backward_autocast="same_as_forward",
         keep_inference_input_mutations=keep,
         one_node=True,

@@ -7,9 +7,48 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
+from aheadgrad.torchlayer.dispatch import deterministic_mode, deterministic_warns
 from aheadgrad.torchlayer.fake import quiet_logs
+
+
+class Ambient:
+    """Global switches that recorded ops obey when they run: the function may not turn them by itself.
+
+    They are watched while the function runs; a backward may be recorded later, under others.
+    """
+
+    def __init__(self) -> None:
+        self.watched = False
+        self.dtype = torch.get_default_dtype()
+        self.deterministic = deterministic_mode(), deterministic_warns()
+        self.inference = torch.is_inference_mode_enabled()
+        self.grad_was_on = False  # was anything recorded with grad mode on?
+
+    def check(self) -> None:
+        if not self.watched:
+            return
+        self.grad_was_on = self.grad_was_on or torch.is_grad_enabled()
+        if torch.get_default_dtype() is not self.dtype:
+            torch.set_default_dtype(self.dtype)  # the function is about to run again, from the start
+            raise FallbackError("the default dtype is changed inside the function")
+        if (deterministic_mode(), deterministic_warns()) != self.deterministic:
+            on, warn_only = self.deterministic
+            torch.use_deterministic_algorithms(on, warn_only=warn_only)
+            raise FallbackError("deterministic algorithms are switched inside the function")
+        if torch.is_inference_mode_enabled() and not self.inference:
+            raise FallbackError("inference mode is entered inside the function")
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        self.watched = True
+        try:
+            yield
+            self.check()
+        finally:
+            self.watched = False
 
 
 @contextmanager

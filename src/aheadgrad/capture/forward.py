@@ -91,7 +91,11 @@ def run(session: Session, call: Call) -> Forward:
         with functional.outside():
             generator = torch.get_rng_state()
         try:
-            with random.noticing_changes() as set_inside, session.recorder.running_users_code():
+            with (
+                random.noticing_changes() as set_inside,
+                session.recorder.running_users_code(),
+                session.ambient.watching(),
+            ):
                 result = call.invoke(see)
         except Exception as error:
             raise explained(error) from error

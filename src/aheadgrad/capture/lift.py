@@ -18,6 +18,7 @@ from aheadgrad.capture import layouts
 from aheadgrad.capture.disguises import OUT_OF_PLACE
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
+from aheadgrad.capture.refusals import check_bounds, check_leaf_view
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -34,6 +35,8 @@ _NEEDS_VALUE = {
 }
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
+_FIELDS: Any = torch.Tensor
+_ASKS_AUTOGRAD = {f.__get__ for f in (_FIELDS.requires_grad, _FIELDS.is_leaf, _FIELDS.grad_fn)}
 _USES_GRAD_FIELD = {
     torch.Tensor.backward: "backward() is called",
     torch.autograd.backward: "backward() is called",
@@ -43,6 +46,7 @@ _USES_GRAD_FIELD = {
 }
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
+_ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
 _SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
@@ -82,6 +86,7 @@ class Lift(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.session.ambient.check()
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
@@ -98,6 +103,10 @@ class Lift(TorchFunctionMode):
             return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
         disguises = self.session.disguises
         given: Any = args[0] if args else None
+        if func in _ADDRESSES and isinstance(given, Tensor):
+            check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
+        if func in OUT_OF_PLACE and isinstance(given, Tensor):
+            check_leaf_view(self.session, given)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
@@ -132,6 +141,8 @@ class Lift(TorchFunctionMode):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
             self.session.hooked = True
+        if func in _ASKS_AUTOGRAD:
+            self.session.asks_autograd = True
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):
@@ -145,6 +156,8 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
+        for t, *_ in written:
+            check_leaf_view(self.session, t)
         if name != "__setitem__":
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aheadgrad.capture.disguises import Disguises
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
-from aheadgrad.capture.environment import tracing
+from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
@@ -58,9 +58,11 @@ class Session:
         self.layouts = Layouts()
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
+        self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.lifting = Lift(self)
+        self.ambient = Ambient()
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tange
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
+from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import mode_of, new_mode
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
@@ -82,9 +83,11 @@ class Captured:
 
     def release(self) -> None:
         """Lets go of the arguments of the call that was captured; the trace does not need them."""
-        if self.scalars or self.has_symbols:
+        if self.scalars or (self.has_symbols and self.session.items):
             return
         self.call.inputs = []
+        self.call.symbols = Symbols()
+        self.session.fakes = {}
         self.call.invoke = _gone
         self.session.forget_arguments()
 

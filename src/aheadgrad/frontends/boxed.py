@@ -23,7 +23,7 @@ from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackWarning, UnsupportedInput
 from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.guards import depends_on_offsets
+from aheadgrad.frontends.guarded_memory import depends_on_offsets
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script

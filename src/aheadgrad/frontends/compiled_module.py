@@ -69,5 +69,9 @@ class CompiledModule(nn.Module):
     def entries(self) -> Any:
         return self._compiled.entries
 
+    @property
+    def misses(self) -> Any:
+        return self._compiled.misses
+
     def explain(self) -> str:
         return str(self._compiled.explain())

@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,38 +19,56 @@ from typing import Any
 from torch import Tensor, nn
 
 from aheadgrad import pipeline
+from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.function import flatten, make_call, parameter_names, takes_any_keyword
+from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
+from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import MISS, GuardWriter
-from aheadgrad.frontends.reach import Given, Reach, changed_containers, containers
+from aheadgrad.frontends.misses import Miss
+from aheadgrad.frontends.places import Given, changed_containers, containers
+from aheadgrad.frontends.reach import Reach
+from aheadgrad.frontends.returns import leave, return_text
+from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
-from aheadgrad.runtime.emit import Namespace
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.dispatch import dual_level, transform_level
+from aheadgrad.torchlayer.dispatch import (
+    active_function_modes,
+    default_devices,
+    dual_level,
+    transform_level,
+)
+from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
-from aheadgrad.torchlayer.trees import children
+
+_FULL = "the limit of entries is reached"
 
 
 @dataclass(eq=False)
 class Guarded:
-    """An entry with its check."""
+    """An entry with its check; `why` tells what the check has against a call."""
 
     check: Callable[..., Any]
     call: Callable[..., Any]
+    why: Callable[..., None]
     run: Callable[..., Any]
     entry: Entry
     source: str
 
 
 class Compiled:
-    """What `aheadgrad.compile` returns for a function."""
+    """What `aheadgrad.compile` returns for a function.
+
+    `entries` are what was compiled so far, `fallbacks` counts calls that ran uncompiled by reason,
+    `misses` says why each entry after the first was made.
+    """
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -60,6 +78,8 @@ class Compiled:
         self.entries: list[Guarded] = []
         self._calls: list[Callable[..., Any]] = []
         self.fallbacks: dict[str, int] = {}
+        self.misses: list[Miss] = []
+        self._shapes = Shapes(options.dynamic)
         self._lock = threading.RLock()
         self._full = False
 
@@ -87,59 +107,102 @@ class Compiled:
         return "\n\n".join(explain_entry(i, g.entry) for i, g in enumerate(self.entries))
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves = pytree.tree_leaves((args, kwargs))
-        if _inside_another_trace(leaves):
+        if _inside_another_trace(pytree.tree_leaves((args, kwargs))):
             return self._fn(*args, **kwargs)
+        if default_devices() is None:
+            reason = "a TorchFunctionMode around the call wants to see each function"
+            return self._run_uncompiled(reason, args, kwargs)
         if self._full:
-            return self._run_uncompiled("the limit of entries is reached", args, kwargs)
+            if misses.someone_listens():
+                self._explain_miss(args, kwargs)
+            return self._run_uncompiled(_FULL, args, kwargs)
         with self._lock:
-            for guarded in self.entries:
+            for guarded in self.entries:  # another thread may have compiled what this one needs
                 out = guarded.call(args, kwargs)
                 if out is not MISS:
                     return out
+            miss = self._explain_miss(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
-                return self._too_many(args, kwargs)
+                return self._too_many(args, kwargs, miss)
             try:
                 guarded = self._compile(args, kwargs)
             except FallbackError as error:
                 return self._run_uncompiled(error.reason, args, kwargs, error)
-            inputs = guarded.check(args, kwargs)
-            if inputs is None:
+            if guarded.check(args, kwargs) is None:
                 reason = "a property of the arguments cannot be checked"
                 return self._run_uncompiled(reason, args, kwargs)
             self.entries.append(guarded)
             self._calls.append(guarded.call)
+            if miss is not None:
+                self.misses.append(miss)
         return guarded.call(args, kwargs)
 
-    def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _explain_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
+        miss = misses.closest(self._name, [g.why for g in self.entries], args, kwargs)
+        if miss is not None:
+            misses.tell(miss)
+        return miss
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._fn, "__name__", type(self._fn).__name__))
+
+    def _too_many(self, args: tuple[Any, ...], kwargs: dict[str, Any], miss: Miss | None) -> Any:
         self._full = True
-        name = getattr(self._fn, "__name__", type(self._fn).__name__)
+        changing = misses.what_keeps_changing([*self.misses, *([miss] if miss else [])])
         warnings.warn(
-            f"{name} was compiled {len(self.entries)} times for different calls; further ones run "
-            "uncompiled. Raise max_entries, or keep shapes and Python arguments the same.",
+            f"{self._name} was compiled {len(self.entries)} times for different calls; further ones run "
+            f"uncompiled. What keeps changing: {changing}. Raise max_entries "
+            f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
             RecompileWarning,
             stacklevel=_level_of_caller(),
         )
-        return self._run_uncompiled("the limit of entries is reached", args, kwargs)
+        return self._run_uncompiled(_FULL, args, kwargs, told=True)
 
     def _run_uncompiled(
-        self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
+        self,
+        reason: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        error: Exception | None = None,
+        *,
+        told: bool = False,
     ) -> Any:
         if self.options.fallback == "error":
             raise error or FallbackError(reason)
-        if reason not in self.fallbacks:
+        if reason not in self.fallbacks and not told:
             text = f"aheadgrad runs this call uncompiled: {reason}."
             warnings.warn(text, FallbackWarning, stacklevel=_level_of_caller())
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
         return self._fn(*args, **kwargs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
+        """A new entry; sizes that became symbols of our own accord are numbers again if that fails."""
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
+        symbols = self._shapes.symbols(flat)
+        if symbols is None or self.options.dynamic:
+            guarded = self._compile_flat(flat, args, kwargs, symbols)
+        else:
+            try:
+                guarded = self._compile_flat(flat, args, kwargs, symbols)
+            except Exception:
+                guarded = self._compile_flat(flat, args, kwargs, None)
+        self._shapes.note(flat)
+        return guarded
+
+    def _compile_flat(
+        self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None
+    ) -> Guarded:
+        target = self._module.forward if self._module is not None else self._fn
         places = modules.holders(self._module) if self._module is not None else []
         changed: list[Callable[[Any], None] | Given] = []
-        roots = [self._fn, *(v for v in flat.leaves if not isinstance(v, Tensor))]
-        reach = Reach(roots, skip=[p.table for p in places])
+        given = [
+            (path, v) for path, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)
+        ]
+        reach = Reach(
+            [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
+        )
 
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()
@@ -164,18 +227,21 @@ class Compiled:
 
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
-        call.returns = functools.partial(_return_text, changed)
+        call.returns = functools.partial(return_text, changed)
+        if symbols is not None:
+            call.symbols = symbols
         try:
             entry = pipeline.run(call, self.options)
         finally:
             reach.take_changes(originals)
         rehearse(entry.captured)
-        writer = GuardWriter(flat, args, kwargs, entry.captured, places, reach, takes_any_keyword(target))
-        check, run, source = writer.write(entry.run)
+        values = ValueWriter(flat, args, kwargs, ordered=takes_any_keyword(target))
+        guard = GuardWriter(values, entry.captured, places, reach, leaves=bool(changed)).write(entry.run)
         entry.captured.release()
+        run = guard.call
         if any(isinstance(put, Given) for put in changed):
-            run = functools.partial(_leave, run)
-        return Guarded(check, run, entry.run, entry, source + "\n\n" + entry.source)
+            run = functools.partial(leave, run)
+        return Guarded(guard.check, run, guard.why, entry.run, entry, guard.source + "\n\n" + entry.source)
 
 
 def _check_result(result: Any) -> None:
@@ -208,60 +274,14 @@ def _inside_another_trace(leaves: list[Any]) -> bool:
     """Under a transform, or inside another capture: run the function itself."""
     if transform_level() is not None or dual_level() >= 0:
         return True
+    if default_devices() is None and any(map(_is_tracing, active_function_modes())):
+        return True
     return any(isinstance(v, Tensor) and (isinstance(v, FakeTensor) or is_wrapped(v)) for v in leaves)
 
 
-@dataclass(frozen=True, eq=False)
-class Left:
-    """A result, and what is still to be put into the caller's lists and dictionaries."""
-
-    result: Any
-    contents: list[tuple[Given, Any]]
-
-
-def _leave(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    out = call(args, kwargs)
-    if not isinstance(out, Left):
-        return out
-    for place, value in out.contents:
-        place.put((args, kwargs), value)
-    return out.result
-
-
-def _return_text(
-    changed: list[Callable[[Any], None] | Given], spec: Any, texts: list[str], names: Namespace
-) -> str:
-    """The flat outputs in the user's structure; what the run rebinds is bound again."""
-    if not changed:
-        return _structure_text(children(spec)[0], iter(texts), names)
-
-    def finish(outs: list[Any]) -> Any:
-        result, values = pytree.tree_unflatten(outs, spec)
-        contents = []
-        for put, value in zip(changed, values, strict=True):
-            if isinstance(put, Given):
-                contents.append((put, value))
-            else:
-                put(value)
-        return Left(result, contents) if contents else result
-
-    return f"{names.name(finish, 'finish')}([{', '.join(texts)}])"
-
-
-def _structure_text(spec: Any, texts: Iterator[str], names: Namespace) -> str:
-    if spec.is_leaf():
-        return next(texts)
-    if spec.type is tuple:
-        return f"({''.join(f'{_structure_text(c, texts, names)}, ' for c in children(spec))})"
-    if spec.type is list:
-        return f"[{', '.join(_structure_text(c, texts, names) for c in children(spec))}]"
-    if spec.type is dict:
-        keys = [names.literal(key) for key in spec.context]
-        parts = [_structure_text(c, texts, names) for c in children(spec)]
-        return "{" + ", ".join(f"{k}: {p}" for k, p in zip(keys, parts, strict=True)) + "}"
-    leaves = ", ".join(next(texts) for _ in range(spec.num_leaves))
-    rebuild = functools.partial(pytree.tree_unflatten, treespec=spec)
-    return f"{names.name(rebuild, 'rebuild')}([{leaves}])"
+def _is_tracing(mode: Any) -> bool:
+    """Another capture of ours, or one of torch's own."""
+    return isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.")
 
 
 def capture(

@@ -28,20 +28,25 @@ class Flat:
     leaves: list[Any]
     spec: Any
     paths: list[str]
+    top_paths: list[str]  # of the positional arguments themselves
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], parameter_names: list[str]) -> Flat:
-    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs))
+    with_paths, spec = pytree.tree_flatten_with_path((args, kwargs), is_leaf=pytree.is_size)
     paths = [_path(path, parameter_names) for path, _ in with_paths]
-    return Flat([leaf for _, leaf in with_paths], spec, paths)
+    top = [_top(i, parameter_names) for i in range(len(args))]
+    return Flat([leaf for _, leaf in with_paths], spec, paths, top)
+
+
+def _top(i: int, names: list[str]) -> str:
+    return names[i] if i < len(names) else f"args[{i}]"
 
 
 def _path(path: tuple[Any, ...], names: list[str]) -> str:
     """`x`, `batch['tokens']`, `args[3]`: how the user would write it."""
     which, rest = path[0].idx, path[1:]
     if which == 0 and rest:
-        i = rest[0].idx
-        head = names[i] if i < len(names) else f"args[{i}]"
+        head = _top(rest[0].idx, names)
     elif rest:
         head = str(rest[0].key)
     else:

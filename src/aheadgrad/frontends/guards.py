@@ -1,224 +1,276 @@
 """The check of an entry: generated code that tells whether a call fits, and finds its inputs.
 
 The check takes the call's arguments and returns the entry's flat inputs, or None when any
-assumption does not hold.
+assumption does not hold. In order, the common case first:
+
+    ambient state, arguments and their structure, what the function reaches, all tensors, memory
+
+Its twin `why` tells what did not fit (`checks.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.capture.stage import Captured
-from aheadgrad.frontends.function import Flat
+from aheadgrad.frontends.checks import Checks
+from aheadgrad.frontends.guarded_memory import MemoryWriter
+from aheadgrad.frontends.guarded_values import ValueWriter
+from aheadgrad.frontends.looks import compare_looks, look_of
 from aheadgrad.frontends.module import Holder
-from aheadgrad.frontends.reach import HOOKS, TABLES, Fact, Reach
-from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.frontends.places import ABSENT, Fact
+from aheadgrad.frontends.plain import SIMPLE, describe, freeze
+from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
+from aheadgrad.frontends.surroundings import Surroundings, Tables
+from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
-from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.dispatch import (
+    default_devices,
+    deterministic_mode,
+    deterministic_warns,
+    function_modes,
+    transform_level,
+)
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
-
-_SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
-
 
 MISS = object()
 
 
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """`check` gives the inputs or None; `call` runs the entry or gives MISS; `why(args, kwargs, note)`."""
+
+    check: Callable[..., Any]
+    call: Callable[..., Any]
+    why: Callable[..., None]
+    source: str
+
+
 class GuardWriter:
-    """Writes the check of one entry."""
+    """Writes the check of one entry.
+
+    `values` has written the part about the arguments already; `leaves` tells whether the entry
+    leaves tensors in the places that it reads from.
+    """
 
     def __init__(
-        self,
-        flat: Flat,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        captured: Captured,
-        places: list[Holder],
-        reach: Reach,
-        ordered: bool,
+        self, values: ValueWriter, captured: Captured, places: list[Holder], reach: Reach, *, leaves: bool
     ) -> None:
-        self.flat = flat
-        self.args = args
-        self.kwargs = kwargs
         self.captured = captured
         self.places = places
         self.reach = reach
-        self.ordered = ordered
+        self.leaves = leaves
         self.names = Namespace()
-        self.script = Script("call", self.names)
-        self.where: dict[int, str] = {}
+        self.call = Checks("call", self.names, "args, kwargs")
+        self.find = Checks("find", self.names, "")
+        self.values = values
+        self.where: dict[int, str] = {}  # by id of a tensor: how the check calls it
+        self.state: list[Tensor] = []  # tensors found in dictionaries, in the order of `state`
+        self.reals = [e.real for e in captured.session.entrances]
+        self.reals += [m.real for m in captured.session.members]
 
-    def write(self, run: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any], str]:
-        """The check, the check with the run behind it (`MISS` when it does not fit), and the source."""
-        inputs = self._conditions()
-        check = Script("check", self.names)
-        check.lines = [*self.script.lines, f"    return ({''.join(f'{name}, ' for name in inputs)})"]
-        self.script.line(f"return {self.names.name(run, 'entry')}({', '.join(inputs)})")
-        missing = self.names.name(MISS, "MISS")
-        self.script.lines = [x.replace("return None", f"return {missing}") for x in self.script.lines]
-        call, source = self.script.function("args, kwargs")
-        return check.function("args, kwargs")[0], call, source
-
-    def _conditions(self) -> list[str]:
+    def write(self, run: Callable[..., Any]) -> Guard:
         self._ambient()
-        self._structure()
-        for place in self.places:
-            self._place(place)
-        for fact in self.reach.facts:
-            self._reached(fact)
-        inputs = self._inputs()
+        self.where.update(self.values.write(self.call, self.names))
+        self.given = dict(self.where)
+        self._reached()
+        inputs = [self._find(real) for real in self.reals]
+        self._aliases()
         self._tensors(inputs)
-        self._memory(inputs)
-        return inputs
-
-    def _unless(self, condition: str) -> None:
-        with self.script.block(f"if not ({condition}):"):
-            self.script.line("return None")
+        self._autograd(inputs)
+        MemoryWriter(self, inputs).write()
+        missing = self.names.name(MISS, "MISS")
+        entry = self.names.name(run, "entry")
+        check = Checks("check", self.names, "args, kwargs")
+        check.fast.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
+        self.call.only_fast(f"return {entry}({self._spread(inputs)})")
+        lines = self.call.fast.lines
+        self.call.fast.lines = [x.replace("return None", f"return {missing}") for x in lines]
+        call, source = self.call.fast.function("args, kwargs")
+        if self.state or self.find.fast.lines:
+            source = self.find.fast.source("") + "\n" + source
+        return Guard(check.fast.function("args, kwargs")[0], call, self.call.explained(), source)
 
     def _ambient(self) -> None:
-        name = self.names.name
+        name, unless = self.names.name, self.call.unless
         grad = self.captured.forward.grad_mode_before
+        mode = f"{name(torch.is_grad_enabled, 'is_grad_enabled')}()"
+        unless(f"{mode} is {grad}", "grad mode", "on" if grad else "off", f"'on' if {mode} else 'off'")
+        level = f"{name(transform_level, 'transform_level')}()"
+        unless(f"{level} is None", "a torch.func transform", "none", level, last=True)
+        dual = f"{name(forward_ad, 'forward_ad')}._current_level"
+        unless(f"{dual} < 0", "forward-mode differentiation", "off", "'on'", last=True)
         inference = torch.is_inference_mode_enabled()
-        tests = [
-            f"{name(torch.is_grad_enabled, 'is_grad_enabled')}() is {grad}",
-            f"{name(transform_level, 'transform_level')}() is None",
-            f"{name(forward_ad, 'forward_ad')}._current_level < 0",
-            f"{name(torch.is_inference_mode_enabled, 'is_inference')}() is {inference}",
-            f"{name(torch.get_default_dtype, 'default_dtype')}() is "
-            f"{self.names.literal(torch.get_default_dtype())}",
-        ]
+        now = f"{name(torch.is_inference_mode_enabled, 'is_inference')}()"
+        unless(f"{now} is {inference}", "inference mode", str(inference), now)
+        dtype = torch.get_default_dtype()
+        now = f"{name(torch.get_default_dtype, 'default_dtype')}()"
+        unless(f"{now} is {self.names.literal(dtype)}", "the default dtype", str(dtype), now)
+        devices = default_devices()
+        now = f"{name(default_devices, 'default_devices')}()"
+        quick = f"not {name(function_modes, 'function_modes')}()"
+        same = f"{now} == {name(devices, 'devices')}"
+        unless(quick if devices == () else same, "the default device", str(devices or "not set"), now)
         state = self.captured.autocast
-        if state is None:
-            tests.append(f"not {name(any_autocast, 'any_autocast')}()")
-        else:
-            tests.append(f"{name(autocast_state, 'autocast_state')}() == {name(state, 'autocast')}")
+        now = f"{name(autocast_state, 'autocast_state')}()"
+        off = f"not {name(any_autocast, 'any_autocast')}()"
+        unless(off if state is None else f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        check = name(deterministic_mode, "deterministic")
-        tests.append(f"{check}() is {deterministic}")
-        self._unless(" and ".join(tests))
+        test = f"{name(deterministic_mode, 'deterministic')}() is {deterministic}"
+        if deterministic:
+            test += f" and {name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}"
+        unless(test, "deterministic algorithms", str(deterministic), str(not deterministic))
 
-    def _structure(self) -> None:
-        if self._is_simple(self.args) and self._is_simple(self.kwargs):
-            test = f"len(args) == {len(self.args)}"
-            if self.kwargs:
-                size = f" and len(kwargs) == {len(self.kwargs)}"
-                order = f" and list(kwargs) == {self.names.literal(list(self.kwargs))}"
-                test += order if self.ordered else size
-            else:
-                test += " and not kwargs"
-            self._unless(test)
-            if self.args:
-                self.script.line(f"{''.join(f'a{i}, ' for i in range(len(self.args)))}= args")
-            for i, value in enumerate(self.args):
-                self._value(f"a{i}", f"a{i}", value)
-            for i, (key, value) in enumerate(self.kwargs.items()):
-                self._unless(f"{key!r} in kwargs")
-                self._value(f"kwargs[{key!r}]", f"k{i}", value)
-            return
-        flatten = self.names.name(pytree.tree_flatten, "tree_flatten")
-        self.script.line(f"leaves, spec = {flatten}((args, kwargs))")
-        self._unless(f"spec == {self.names.name(self.flat.spec, 'expected_spec')}")
-        for i, value in enumerate(self.flat.leaves):
-            self._value(f"leaves[{i}]", f"a{i}", value)
-
-    def _is_simple(self, value: Any) -> bool:
-        if type(value) in (tuple, list):
-            return all(self._is_simple(v) for v in value)
-        if type(value) is dict:
-            return all(type(k) is str for k in value) and all(self._is_simple(v) for v in value.values())
-        return isinstance(value, Tensor) or type(value) in _SIMPLE
-
-    def _value(self, source: str, name: str, value: Any) -> None:
-        if source != name:
-            self.script.line(f"{name} = {source}")
-        if isinstance(value, Tensor):
-            known = self.where.get(id(value))
-            if known is None:
-                self.where[id(value)] = name
-            else:
-                self._unless(f"{name} is {known}")
-        elif type(value) in (tuple, list):
-            kind = type(value).__name__
-            self._unless(f"type({name}) is {kind} and len({name}) == {len(value)}")
-            for i, part in enumerate(value):
-                self._value(f"{name}[{i}]", f"{name}_{i}", part)
-        elif type(value) is dict:
-            keys = self.names.literal(list(value))
-            self._unless(f"type({name}) is dict and list({name}) == {keys}")
-            for i, (key, part) in enumerate(value.items()):
-                self._value(f"{name}[{key!r}]", f"{name}_{i}", part)
-        else:
-            self._constant(name, value)
-
-    def _constant(self, name: str, value: Any) -> None:
-        if value is None or isinstance(value, bool):
-            self._unless(f"{name} is {value}")
-        elif type(value) in _SIMPLE:
-            kind = self.names.name(type(value), type(value).__name__)
-            same = f"{name} == {self.names.literal(value)}"
-            if isinstance(value, float) and value != value:
-                same = f"{name} != {name}"
-            elif isinstance(value, float) and value == 0.0:
-                same = f"repr({name}) == {repr(value)!r}"
-            self._unless(f"type({name}) is {kind} and {same}")
-        else:
-            self._unless(f"{name} is {self.names.name(value, 'given')}")
-
-    def _reached(self, fact: Fact) -> None:
+    def _reached(self) -> None:
         """What the function reaches without being given it is as it was."""
-        value, table = fact.value, fact.how[6:-2]
-        place = self.names.name(fact.holder, "holder") + fact.how
-        if isinstance(value, Tensor):
-            known = self.where.get(id(value))
-            if id(fact.holder) in self.reach.skip:
-                return
-            if known is not None:
-                self._unless(f"{place} is {known}")
+        steady = {id(t): t for t in self.reach.tables.values()}
+        steady.update({id(p.table): p.table for p in self.places})
+        reads: dict[int, str] = {}
+        for fact in self.reach.facts:
+            if fact.steady and isinstance(fact.value, Tensor):
+                reads.setdefault(id(fact.value), self._text(fact))
+        for place in self.places:
+            table = self.names.name(place.table, "table")
+            reads.setdefault(id(place.get()), f"{table}.get({place.name!r})")
+        self.state = list(
+            {id(r): r for r in self.reals if id(r) in reads and id(r) not in self.given}.values()
+        )
+        for k, real in enumerate(self.state):
+            self.find.line(f"s{k} = {reads[id(real)]}")
+            self.where[id(real)] = f"state[{k}]"
+        for fact in self.reach.facts:
+            if not isinstance(fact.value, Tensor):
+                self._fact(self.find if fact.steady else self.call, fact)
+        if self.reach.owned:
+            objects, kinds = tuple(self.reach.owned), tuple(map(type, self.reach.owned))
+            now = f"tuple(map(type, {self.names.name(objects, 'objects')}))"
+            self.call.unless(
+                f"{now} == {self.names.name(kinds, 'kinds')}", "a class", "as it was", "'another'"
+            )
+        for content in self.reach.contents:
+            now = f"{self.names.name(freeze, 'freeze')}({self.names.name(content.holder, 'holder')})"
+            test = f"{now} == {self.names.name(content.frozen, 'frozen')}"
+            self.call.unless(test, content.path, "as it was", "'something else'")
+        self.find_places(reads)
+        if self.find.fast.lines:
+            self._stamped(list(steady.values()))
+
+    def find_places(self, reads: dict[int, str]) -> None:
+        """Every place where a tensor was found has the same one again, whatever its name."""
+        local = {id(real): f"s{k}" for k, real in enumerate(self.state)}
+        spots = [(f"{self.names.name(p.table, 'table')}.get({p.name!r})", p.get(), p.slot.describe(), True)
+                 for p in self.places]  # fmt: skip
+        spots += [
+            (self._text(f), f.value, f.path, f.steady)
+            for f in self.reach.facts
+            if isinstance(f.value, Tensor) and id(f.holder) not in self.reach.skip
+        ]
+        for text, value, path, steady in spots:
+            if steady and id(value) in local:
+                if text != reads[id(value)]:
+                    same = f"{text} is {local[id(value)]}"
+                    self.find.unless(same, path, "the same tensor as elsewhere", "'another one'")
+            elif steady and id(value) not in {id(r) for r in self.reals}:
+                test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
+                self.find.unless(test, path, "a tensor", f"type({text}).__name__")
             else:
-                self._unless(f"isinstance({place}, {self.names.name(Tensor, 'Tensor')})")
-        elif type(value) in _SIMPLE:
+                self.values.later.append((text, value, path))
+
+    def _stamped(self, tables: list[dict[Any, Any]]) -> None:
+        """Looks into the dictionaries only if one of them has changed."""
+        name = self.names.name
+        memory = MemoryWriter(self, [])
+        if memory.matters:
+            memory.state_pattern(self.find)
+        tensors = "".join(f"s{k}, " for k in range(len(self.state)))
+        self.find.line(f"return ({tensors})")
+        find, why = self.find.fast.function("")[0], self.find.explained()
+        kept = memory.matters and bool(self.state)
+        watched = self._watched(tables)
+        match = tensor_check(self.state) if self.state else _always
+        around = Surroundings(find, match, watched, keep_pointers=kept, stamps=not self.leaves)
+        tests = ["not held(things)"]
+        if watched.hooks:
+            tests.insert(0, f"hooks != {name(RemovableHandle, 'Handle')}.next_id")
+        if watched.empty:
+            tests.insert(0, f"any({name(watched.empty, 'empty')})")
+        if kept:
+            tests.append(f"tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers")
+        stamp, where = "held, things, state, hooks, ids, pointers, storages", name(around, "surroundings")
+        self.call.only_fast(f"{stamp} = {where}.stamp")
+        with self.call.fast.block(f"if {' or '.join(tests)}:"):
+            self.call.only_fast(f"found = {where}.renew()")
+            with self.call.fast.block("if found is None:"):
+                self.call.only_fast("return None")
+            self.call.only_fast(f"{stamp} = found")
+        self.call.only_slow(f"state = {where}.find()")
+        with self.call.slow.block("if state is None:"):
+            far = "lambda what, assumed, came, last=False: note(what, assumed, came, last=True)"
+            self.call.only_slow(f"return {name(why, 'why_surroundings')}({far})")
+        self.call.only_slow(f"storages = {where}.storages_of(state)")
+
+    def _watched(self, tables: list[dict[Any, Any]]) -> Tables:
+        hooks = {id(f.value) for f in self.reach.facts if f.how[6:-2] in HOOKS and not f.value}
+        return Tables(
+            tuple(t for t in tables if t),
+            tuple(t for t in tables if not t and id(t) not in hooks and id(t) not in self.reach.idle),
+            tuple(t for t in tables if not t and id(t) in hooks),
+        )
+
+    def _text(self, fact: Fact) -> str:
+        return self.names.name(fact.holder, "holder") + fact.how
+
+    def _fact(self, checks: Checks, fact: Fact) -> None:
+        value, table, place = fact.value, fact.how[6:-2], self._text(fact)
+        if value is ABSENT:
+            test = f"{table!r} not in {self.names.name(fact.holder, 'holder')}"
+            checks.unless(test, fact.path, "absent", "'there'")
+        elif type(value) in SIMPLE:
             if not (value is None or isinstance(value, bool)):
-                self.script.line(f"v = {place}")
+                checks.line(f"v = {place}")
                 place = "v"
-            self._constant(place, value)
+            self.values.constant(checks, self.names, place, value, fact.path)
         elif isinstance(value, dict) and table in HOOKS:
-            self._unless(f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}")
+            test = f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}"
+            checks.unless(test, fact.path, f"{len(value)} hooks", f"str(len({place})) + ' hooks'")
         elif isinstance(value, dict) and table in TABLES:
+            checks.unless(
+                f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'"
+            )
             if table == "_modules":
-                self._unless(f"len({place}) == {len(value)}")
+                now = f"len({place})"
+                checks.unless(f"{now} == {len(value)}", fact.path, f"{len(value)} modules", now)
         else:
-            given = self.names.name(value, "given")
-            test = f"{place} is {given}"
-            if isinstance(value, list | dict) and id(value) not in self.reach.loose:
-                test += f" and len({given}) == {len(value)}"
-            self._unless(test)
+            self._object(checks, fact, place)
 
-    def _place(self, place: Holder) -> None:
-        value = place.get()
-        name = f"s{len(self.where)}_"
-        if id(value) in self.where:
-            name = f"s{len(self.where)}_{len(self.script.lines)}"
-        self.script.line(f"{name} = {self.names.name(place.table, 'table')}.get({place.name!r})")
-        known = self.where.setdefault(id(value), name)
-        if known != name:
-            self._unless(f"{name} is {known}")
+    def _object(self, checks: Checks, fact: Fact, place: str) -> None:
+        value = fact.value
+        given = self.names.name(value, "given")
+        checks.unless(f"{place} is {given}", fact.path, describe(value), f"{self._described}({place})")
+        if isinstance(value, list | dict) and id(value) not in self.reach.loose:
+            # a list changes without the dictionary that holds it
+            where = self.call if isinstance(value, list) else checks
+            now = f"len({given})"
+            where.unless(f"{now} == {len(value)}", fact.path, f"{len(value)} elements", now, last=True)
 
-    def _inputs(self) -> list[str]:
-        """The entry's inputs in order: arguments, lifted state, closed-over tensors."""
-        names = []
-        session = self.captured.session
-        for entrance in session.entrances:
-            names.append(self._find(entrance.real))
-        return names + [self._find(member.real) for member in session.members]
+    @property
+    def _described(self) -> str:
+        return self.names.name(describe, "describe")
 
     def _find(self, real: Tensor) -> str:
+        """How the check calls an input: an argument, one of the state, something closed over."""
         known = self.where.get(id(real))
         if known is not None:
             return known
@@ -226,82 +278,84 @@ class GuardWriter:
         owner = next((m for m in members if base_of(m) is real), None)
         name = f"x{len(self.where)}"
         if owner is not None:
-            self.script.line(f"{name} = {self._find(owner)}._base")
+            self.call.line(f"{name} = {self._find(owner)}._base")
         else:
             found = self.reach.find(real)
-            if found is None:
-                self.script.line(f"{name} = {self.names.name(real, 'closed_over')}")
-            else:
-                holder, how = found
-                self.script.line(f"{name} = {self.names.name(holder, 'holder')}{how}")
-            for other in self.where.values():
-                self._unless(f"{name} is not {other}")
+            text = self.names.name(real, "closed_over") if found is None else self._text(found)
+            self.call.line(f"{name} = {text}")
         self.where[id(real)] = name
         return name
 
+    def _aliases(self) -> None:
+        """Other places of the inputs hold the same tensors."""
+        for text, value, path in self.values.later:
+            known = self.where.get(id(value))
+            if known is None:
+                test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
+                self.call.unless(test, path, "a tensor", f"type({text}).__name__")
+            elif known != text:
+                self.call.unless(f"{text} is {known}", path, "the same tensor as elsewhere", "'another one'")
+
     def _tensors(self, inputs: list[str]) -> None:
-        reals = [e.real for e in self.captured.session.entrances]
-        reals += [m.real for m in self.captured.session.members]
+        reals, texts = list(self.reals), list(inputs)
         known = {id(r) for r in reals}
-        for key, name in self.where.items():
+        for key, name in self.given.items():
             if key not in known:
-                extra = self._by_id(key)
-                if extra is not None:
-                    reals.append(extra)
-                    inputs = [*inputs, name]
+                reals.append(self.values.tensors[key])
+                texts.append(name)
         if not reals:
             return
         symbolic = self.captured.symbolic_inputs()
-        check = self.names.name(tensor_check(reals, symbolic), "tensors_match")
-        self._unless(f"{check}({', '.join(inputs)})")
-        if symbolic:
-            sizes = self.names.name(shape_check(list(symbolic.values())), "sizes_fit")
-            names = dict(zip(map(id, reals), inputs, strict=True))
-            self._unless(f"{sizes}({', '.join(names[key] for key in symbolic)})")
-
-    def _by_id(self, key: int) -> Tensor | None:
-        candidates = [*self.flat.leaves, *(p.get() for p in self.places)]
-        return next((t for t in candidates if id(t) == key and isinstance(t, Tensor)), None)
-
-    def _memory(self, inputs: list[str]) -> None:
-        """What must hold of the inputs' memory: only entries that change or re-stride inputs care."""
-        facts = self.captured.facts
+        mine = {id(t) for t in self.state}
+        others = [(text, r) for text, r in zip(texts, reals, strict=True) if id(r) not in mine]
+        if others:
+            check = self.names.name(tensor_check([r for _, r in others], symbolic), "tensors_match")
+            with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
+                self.call.only_fast("return None")
+        if others and mine:
+            given = "".join(f"id({text}), " for text, _ in others)
+            with self.call.fast.block(f"if not ids.isdisjoint(({given})):"):
+                self.call.only_fast("return None")
         session = self.captured.session
-        if depends_on_offsets(self.captured):
-            for name, e in zip(inputs, session.entrances, strict=False):
-                self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
-        for entrance in session.no_views:
-            self._unless(f"not {self._find(entrance.real)}._is_view()")
-        changed = any(f.data_changed or f.storage_changed for f in facts.inputs)
-        for name, member in zip(inputs[len(session.entrances) :], session.members, strict=False):
-            base = base_of(member.real) if not member.is_root else None
-            self._unless(f"{name}._base is {self._find(base) if base is not None else None}")
-            self._unless(f"{name}.storage_offset() == {member.offset}")
-        reals = [*(e.real for e in session.entrances), *(m.real for m in session.members)]
-        if changed and len(reals) > 1:
-            self._storages(inputs, reals)
+        slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
+        paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]
+        looks = tuple(look_of(path, r, symbolic.get(id(r))) for path, r in zip(paths, reals, strict=True))
+        compare = f"{self.names.name(compare_looks, 'compare_looks')}(note, {self.names.name(looks, 'looks')}"
+        with self.call.slow.block(f"if {compare}, ({self._spread(texts, ', ')})):"):
+            self.call.only_slow("return None")
+        if symbolic:
+            by_id = dict(zip(map(id, reals), texts, strict=True))
+            sizes, text = shape_check(list(symbolic.values()))
+            arguments = ", ".join(by_id[key] for key in symbolic)
+            test = f"{self.names.name(sizes, 'sizes_fit')}({arguments})"
+            shapes = f"[tuple(t.shape) for t in ({arguments}, )]"
+            self.call.unless(test, "sizes", text, shapes)
 
-    def _storages(self, inputs: list[str], reals: list[Tensor]) -> None:
-        """The same inputs share storage as when the entry was made, and no others."""
-        names = inputs[: len(reals)]
-        keys = [storage_key(r) for r in reals]
-        text = ", ".join(f"{name}.untyped_storage()._cdata" for name in names)
-        if len(set(keys)) == len(keys):
-            self._unless(f"len({{{text}}}) == {len(names)}")
-            return
-        self.script.line(f"keys = [{text}]")
-        self._unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
-        for name, real, key in zip(names, reals, keys, strict=True):
-            if keys.count(key) > 1:
-                self._unless(f"{name}.storage_offset() == {real.storage_offset()}")
+    def _autograd(self, inputs: list[str]) -> None:
+        """`requires_grad` where grad mode is off, and leaves: only where it can make a difference."""
+        session, facts = self.captured.session, self.captured.facts
+        asks = session.asks_autograd
+        ignored = not self.captured.forward.grad_mode_before  # then the check of tensors passes over it
+        rewritten = {f.index for f in facts.inputs if not f.untouched}
+        for i, (text, real) in enumerate(zip(inputs, self.reals, strict=True)):
+            path = self._path(i)
+            if ignored and (asks or session.ambient.grad_was_on):
+                now, before = f"{text}.requires_grad", real.requires_grad
+                self.call.unless(f"{now} is {before}", path, f"requires_grad={before}", now)
+            if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
+                now, before = f"{text}.is_leaf", real.is_leaf
+                self.call.unless(f"{now} is {before}", path, f"is_leaf={before}", now)
 
+    def _path(self, i: int) -> str:
+        session = self.captured.session
+        count = len(session.entrances)
+        slot = session.entrances[i].slot if i < count else session.members[i - count].slot
+        return slot.describe()
 
-def depends_on_offsets(captured: Captured) -> bool:
-    if captured.session.reads_offsets:
-        return True
-    if any(f.geometry for f in captured.facts.inputs) or captured.session.members:
-        return True
-    if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in captured.facts.outputs):
-        return True
-    restride = torch.ops.aten.as_strided.default
-    return any(r.target is restride for r in captured.session.trace.records)
+    def _spread(self, texts: list[str], end: str = "") -> str:
+        """Arguments for a call, the whole state at once where it comes in one piece."""
+        whole = [f"state[{k}]" for k in range(len(self.state))]
+        start = texts.index(whole[0]) if whole and whole[0] in texts else -1
+        if start >= 0 and texts[start : start + len(whole)] == whole:
+            texts = [*texts[:start], "*state", *texts[start + len(whole) :]]
+        return ", ".join(texts) + (end if texts else "")

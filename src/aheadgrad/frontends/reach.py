@@ -5,89 +5,44 @@ noticed. Everything else that the code mentions (numbers, functions, containers,
 assumption of the entry. Tensors that the run leaves there (`self.cache = h`) are left there by
 every call of the entry.
 
-Only names that occur in the code count: an object's other attributes may change freely.
+Only names that occur in the code count: an object's other attributes may change freely. Code that
+asks for attributes by computed names (`getattr`, `vars`) counts as mentioning all of them.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aheadgrad.capture.origins import is_users
+from aheadgrad.errors import FallbackError
+from aheadgrad.frontends.mentions import ANY, asked, names_in
+from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Slot, same
+from aheadgrad.frontends.plain import COMPARED, SIMPLE, freeze, frozen, is_array
 from aheadgrad.torchlayer.functional import is_wrapped
+from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.trees import tree_leaves
 
-_SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ALWAYS = ("training", *TABLES, *HOOKS)
 _MOST = 256  # elements of a container that are looked at one by one
-
-
-@dataclass(frozen=True, eq=False)
-class Fact:
-    """A place (`holder` followed by the text `how`) and what was there."""
-
-    holder: Any
-    how: str
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """A place that code can rebind; `key` is None for a closure cell."""
-
-    holder: Any
-    key: Any
-    value: Any
-
-    def now(self) -> Any:
-        if isinstance(self.holder, types.CellType):
-            return self.holder.cell_contents
-        return self.holder.get(self.key, _ABSENT)
-
-    def put(self, value: Any) -> None:
-        if isinstance(self.holder, types.CellType):
-            self.holder.cell_contents = value
-        elif value is _ABSENT:
-            self.holder.pop(self.key, None)
-        else:
-            self.holder[self.key] = value
-
-
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """A list or dictionary as it was."""
-
-    holder: Any
-    value: Any
-
-    def now(self) -> Any:
-        return self.holder.copy()
-
-    def put(self, value: Any) -> None:
-        self.holder.clear()
-        if isinstance(self.holder, dict):
-            self.holder.update(value)
-        else:
-            self.holder.extend(value)
-
-
-_ABSENT = object()
+_LOOKS_THROUGH = {"parameters", "buffers", "children", "modules", "state_dict", "apply", *TABLES}
+_LOOKS_THROUGH |= {"named_parameters", "named_buffers", "named_children", "named_modules"}
+_NOT_IN_CALLS = {"__init__", "__new__", "__del__", "__repr__", "__str__", "__init_subclass__", "__reduce__"}
 
 
 class Reach:
-    """Everything within reach of some functions and objects, as it is now."""
+    """Everything within reach of some functions and objects (with their names), as it is now."""
 
-    def __init__(self, roots: list[Any], skip: list[Any]) -> None:
+    def __init__(self, roots: list[tuple[str, Any]], skip: list[Any]) -> None:
         self.names: set[str] = set()
         self.loose: set[int] = set()  # containers whose contents are no assumption
         self.skip = {id(table) for table in skip}
@@ -95,15 +50,20 @@ class Reach:
         while count != len(self.names):
             count = len(self.names)
             self.facts: list[Fact] = []
+            self.contents: list[Content] = []
             self.tensors: dict[int, Fact] = {}
             self.slots: list[Slot | Contents] = []
+            self.tables: dict[int, dict[Any, Any]] = {}  # dictionaries that seldom change, by id
+            self.owned: list[Any] = []  # objects of the user's own classes
+            self._owners: dict[int, Any] = {}  # objects by the id of their attributes' table
             self._seen: dict[int, Any] = {}
-            for root in roots:
-                self._walk(root)
+            self._any_name = ANY in self.names
+            self.idle: set[int] = set()  # empty tables of modules that nobody looks through
+            for path, root in roots:
+                self._walk(root, path)
 
-    def find(self, real: Tensor) -> tuple[Any, str] | None:
-        fact = self.tensors.get(id(real))
-        return None if fact is None else (fact.holder, fact.how)
+    def find(self, real: Tensor) -> Fact | None:
+        return self.tensors.get(id(real))
 
     def take_changes(self, originals: dict[int, Tensor]) -> list[tuple[Callable[[Any], None], Any]]:
         """The tensors that a run has left somewhere: how to leave them there again, and the tensors.
@@ -116,20 +76,25 @@ class Reach:
         changes: list[tuple[Callable[[Any], None], Any]] = []
         for slot in self.slots:
             now, before = slot.now(), slot.value
-            if _same(now, before, inside=isinstance(slot, Contents)):
+            if same(now, before, inside=isinstance(slot, Contents)):
                 continue
             if _rebuilt(now, before, originals):
                 slot.put(before)
                 continue
-            if not any(isinstance(v, Tensor) and is_wrapped(v) for v in tree_leaves(now)):
+            leaves = tree_leaves(now)
+            if any(map(is_symbolic, leaves)):
+                slot.put(before)
+                raise FallbackError("the function keeps a size that may be any number")
+            if not any(isinstance(v, Tensor) and is_wrapped(v) for v in leaves):
                 self._forget(slot)
                 continue
             slot.put(before)
-            if isinstance(now, list) and _same(now[: len(before)], before, inside=True):
+            if isinstance(now, list) and same(now[: len(before)], before, inside=True):
                 self._forget(slot)
                 changes.append((slot.holder.extend, now[len(before) :]))
             else:
                 changes.append((slot.put, now))
+        self.contents = [c for c in self.contents if freeze(c.holder) == c.frozen]
         return changes
 
     def _forget(self, slot: Slot | Contents) -> None:
@@ -139,122 +104,190 @@ class Reach:
             self.facts = [f for f in self.facts if f.holder is not slot.holder]
             return
         how = ".cell_contents" if isinstance(slot.holder, types.CellType) else f".get({slot.key!r})"
-        self.facts = [f for f in self.facts if f.holder is not slot.holder or f.how != how]
+        owner = self._owners.get(id(slot.holder))
+        self.facts = [
+            f
+            for f in self.facts
+            if (f.holder is not slot.holder or f.how != how)
+            and (f.holder is not owner or f.how != f".{slot.key}")
+        ]
 
-    def _at(self, holder: Any, how: str, value: Any) -> None:
+    def _at(self, holder: Any, how: str, value: Any, path: str) -> None:
         """Notes what is at a place, and goes on from there."""
+        fact = Fact(holder, how, value, path, id(holder) in self.tables)
         if isinstance(value, Tensor):
-            self.tensors.setdefault(id(value), Fact(holder, how, value))
-            self.facts.append(Fact(holder, how, value))
-        elif not isinstance(value, types.ModuleType):
-            self.facts.append(Fact(holder, how, value))
-        self._walk(value)
+            self.tensors.setdefault(id(value), fact)
+        if not isinstance(value, types.ModuleType) and type(holder) is not tuple:
+            self.facts.append(fact)
+        self._walk(value, path)
 
-    def _walk(self, value: Any) -> None:
-        if isinstance(value, (*_SIMPLE, Tensor)) or id(value) in self._seen:
+    def _walk(self, value: Any, path: str) -> None:
+        if isinstance(value, (*SIMPLE, Tensor)) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
         if isinstance(value, types.FunctionType):
-            self._function(value)
+            self._function(value, path)
         elif isinstance(value, types.MethodType):
-            self._walk(value.__func__)
-            self._walk(value.__self__)
+            self._walk(value.__func__, path)
+            self._walk(value.__self__, f"{path}.__self__")
         elif type(value).__module__.startswith("aheadgrad."):  # something compiled: what is behind it counts
             for name in ("_fn", "_original"):
-                self._walk(vars(value).get(name) if hasattr(value, "__dict__") else None)
+                self._walk(vars(value).get(name) if hasattr(value, "__dict__") else None, path)
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
-                self._walk(part)
+                self._walk(part, path)
         elif type(value) in (list, tuple):
-            self._sequence(value)
+            self._sequence(value, path)
         elif isinstance(value, dict):
-            self._table(value)
+            self._table(value, path)
+        elif type(value) in COMPARED or is_array(value):
+            self.contents.append(Content(value, frozen(value, path), path))
         elif isinstance(value, type):
             self._class(value)
             for name in sorted(self.names):
-                part = inspect.getattr_static(value, name, _ABSENT)
-                if isinstance(part, (*_SIMPLE, Tensor)) and not name.startswith("__"):
-                    self._at(value, f".{name}", part)
+                part = inspect.getattr_static(value, name, ABSENT)
+                if isinstance(part, (*SIMPLE, Tensor)) and not name.startswith("__"):
+                    self._at(value, f".{name}", part, f"{path}.{name}")
         elif isinstance(value, types.ModuleType):
             if _is_own_code(getattr(value, "__file__", None)):
-                self._attributes(value, vars(value))
-        elif hasattr(value, "__dict__") and not isinstance(value, types.BuiltinFunctionType):
-            self._class(type(value))
-            self._attributes(value, vars(value))
+                self._attributes(value, vars(value), path)
+        elif not isinstance(value, types.BuiltinFunctionType):
+            self._object(value, path)
 
-    def _function(self, fn: types.FunctionType) -> None:
-        mentioned = _names(fn.__code__)
+    def _object(self, value: Any, path: str) -> None:
+        self._class(type(value))
+        if _is_own_code(_file_of(type(value))):
+            self.owned.append(value)
+        for base in type(value).__mro__:
+            for name, part in vars(base).items():
+                if isinstance(part, types.MemberDescriptorType) and base.__module__ != "builtins":
+                    now = getattr(value, name, ABSENT)
+                    if now is not ABSENT and (name in self.names or self._any_name):
+                        self._at(value, f".{name}", now, f"{path}.{name}")
+        if hasattr(value, "__dict__"):
+            self._attributes(value, vars(value), path)
+
+    def _function(self, fn: types.FunctionType, path: str) -> None:
+        mentioned = names_in(fn.__code__)
         self.names |= mentioned
         if fn.__defaults__:
-            self._at(fn, ".__defaults__", fn.__defaults__)
+            self._at(fn, ".__defaults__", fn.__defaults__, f"the defaults of {fn.__name__}")
         if fn.__kwdefaults__:
-            self._walk(fn.__kwdefaults__)
-        for cell in fn.__closure__ or ():
+            self._at(fn, ".__kwdefaults__", fn.__kwdefaults__, f"the defaults of {fn.__name__}")
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
             try:
                 value = cell.cell_contents
             except ValueError:
                 continue
             self.slots.append(Slot(cell, None, value))
-            self._at(cell, ".cell_contents", value)
+            self._at(cell, ".cell_contents", value, name)
         wrapped = getattr(fn, "__wrapped__", None)
         if wrapped is not None:
-            self._walk(wrapped)
+            self._walk(wrapped, path)
         if not _is_own_code(fn.__code__.co_filename):
             return
+        self.facts.append(Fact(fn, ".__code__", fn.__code__, f"the code of {fn.__name__}"))
         for name in sorted(mentioned):
             if name in fn.__globals__:
                 value = fn.__globals__[name]
                 self.slots.append(Slot(fn.__globals__, name, value))
-                self._at(fn.__globals__, f".get({name!r})", value)
+                self._at(fn.__globals__, f".get({name!r})", value, name)
 
-    def _sequence(self, value: Any) -> None:
+    def _sequence(self, value: Any, path: str) -> None:
         if isinstance(value, list):
             self.slots.append(Contents(value, value.copy()))
-        for i, part in enumerate(value[:_MOST]):
-            self._at(value, f"[{i}]", part)
+        for i, part in enumerate(value):
+            if i < _MOST:
+                self._at(value, f"[{i}]", part, f"{path}[{i}]")
+            else:
+                self._walk(part, f"{path}[{i}]")
+        if isinstance(value, list) and len(value) > _MOST:
+            self.contents.append(Content(value, frozen(value, path), path))
 
-    def _table(self, table: dict[Any, Any]) -> None:
+    def _table(self, table: dict[Any, Any], path: str) -> None:
+        self.tables[id(table)] = table
         if id(table) not in self.skip:
             self.slots.append(Contents(table, table.copy()))
-        for key, part in list(table.items())[:_MOST]:
-            if isinstance(key, str | int):
-                self._at(table, f".get({key!r})", part)
+        owner, _, name = path.rpartition(".")
+        for key, part in list(table.items()):
+            if type(key) in (str, int):
+                step = f"{owner}.{key}" if name in TABLES else f"{path}[{key!r}]"
+                self._at(table, f".get({key!r})", part, step.removeprefix("."))
+            else:
+                self._walk(part, f"{path}[{key!r}]")
+        if any(type(key) not in (str, int) for key in table):
+            self.contents.append(Content(table, freeze(table), path))
 
     def _class(self, cls: type) -> None:
         for base in cls.__mro__:
-            if base in (object, nn.Module):
+            if base in (object, nn.Module) or base.__module__ == "builtins":
                 continue
+            own = _is_own_code(_file_of(base))
             for name, value in vars(base).items():
-                if name != "forward" and name != "__call__" and name not in self.names:
+                used = name in self.names or name in ("forward", "__call__")
+                implied = own and name.startswith("__") and name not in _NOT_IN_CALLS and _is_written(value)
+                if not used and not implied:
                     continue
-                value = getattr(value, "__func__", value)
-                if isinstance(value, property):
-                    value = value.fget
+                if isinstance(value, types.FunctionType | property | staticmethod | classmethod):
+                    if own and used:
+                        self.facts.append(
+                            Fact(base, f".__dict__.get({name!r})", value, f"{base.__name__}.{name}")
+                        )
+                    value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(value, types.FunctionType):
-                    self._walk(value)
+                    self._walk(value, f"{base.__name__}.{name}")
 
-    def _attributes(self, value: Any, table: dict[str, Any]) -> None:
+    def _attributes(self, value: Any, table: dict[str, Any], path: str) -> None:
         module = isinstance(value, nn.Module)
-        for name in sorted(self.names.union(_ALWAYS) if module else self.names):
-            if name.startswith("__"):
+        known = not isinstance(value, types.ModuleType)
+        if known:
+            self.tables[id(table)] = table
+            self._owners[id(table)] = value
+        names = self.names.union(_ALWAYS) if module else self.names
+        if module and not self._is_looked_through(value):
+            self.idle.update(id(table[t]) for t in TABLES if t in table and not table[t])
+        if self._any_name and known and _is_own_code(_file_of(type(value))):
+            names = names.union(table)
+        for name in sorted(names | {"forward"} if module else names):
+            if name.startswith("__") or not name.isidentifier():
                 continue
-            part = table.get(name, _ABSENT)
-            if module and part is _ABSENT and any(name in table[t] for t in TABLES if t in table):
+            part = table.get(name, ABSENT)
+            if module and part is ABSENT and any(name in table[t] for t in TABLES if t in table):
                 continue
             self.slots.append(Slot(table, name, part))
-            if part is not _ABSENT:
-                self._at(table, f".get({name!r})", part)
-            elif not isinstance(value, types.ModuleType):
-                inherited = inspect.getattr_static(type(value), name, _ABSENT)
-                if isinstance(inherited, (*_SIMPLE, Tensor)):
-                    self._at(value, f".{name}", inherited)
+            if part is not ABSENT:
+                self._at(table, f".get({name!r})", part, f"{path}.{name}".removeprefix("."))
+            elif known:
+                self._inherited(value, table, name, path)
+
+    def _is_looked_through(self, module: nn.Module) -> bool:
+        """May the code notice something new in a module, besides under the names it mentions?"""
+        return self._any_name or hasattr(module, "__iter__") or not _LOOKS_THROUGH.isdisjoint(self.names)
+
+    def _inherited(self, value: Any, table: dict[str, Any], name: str, path: str) -> None:
+        """A name that is not the object's own: its class may have it, and it may get it."""
+        path = f"{path}.{name}".removeprefix(".")
+        found = inspect.getattr_static(type(value), name, ABSENT)
+        if isinstance(found, (*SIMPLE, Tensor)):
+            self._at(value, f".{name}", found, path)
+        elif found is not ABSENT:
+            self.facts.append(Fact(table, f".get({name!r})", ABSENT, path, True))
+        elif asked(name) in self.names:
+            tables = [table.get(t) for t in TABLES] if isinstance(value, nn.Module) else []
+            for where in (table, *(t for t in tables if t is not None)):
+                self.idle.discard(id(where))
+                self.facts.append(Fact(where, f".get({name!r})", ABSENT, path, True))
+
+
+def _file_of(cls: type) -> str | None:
+    return getattr(sys.modules.get(cls.__module__), "__file__", "<unknown>")
 
 
 def _rebuilt(now: Any, before: Any, originals: dict[int, Tensor]) -> bool:
     """Is this a list of what stands in for the tensors that were listed before?"""
     if type(now) is not list or type(before) is not list:
         return False
-    return _same([_original(v, originals) for v in now], before, inside=True)
+    return same([_original(v, originals) for v in now], before, inside=True)
 
 
 def _original(value: Any, originals: dict[int, Tensor]) -> Any:
@@ -265,14 +298,6 @@ def _original(value: Any, originals: dict[int, Tensor]) -> Any:
     return originals.get(id(value), value)
 
 
-def _same(now: Any, before: Any, inside: bool = False) -> bool:
-    if inside:
-        if isinstance(now, dict):
-            return list(now) == list(before) and all(map(_same, now.values(), before.values()))
-        return len(now) == len(before) and all(map(_same, now, before))
-    return now is before or (type(now) is type(before) and isinstance(now, _SIMPLE) and bool(now == before))
-
-
 @functools.cache
 def _is_own_code(filename: str | None) -> bool:
     """Is this code whose globals may change: not a library's?"""
@@ -281,39 +306,6 @@ def _is_own_code(filename: str | None) -> bool:
     return "site-packages" not in filename and not filename.startswith(inspect.__file__.rsplit("/", 1)[0])
 
 
-@functools.cache
-def _names(code: types.CodeType) -> frozenset[str]:
-    found = set(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            found |= _names(const)
-    return frozenset(found)
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """A list or dictionary among the arguments, by the way to it."""
-
-    path: tuple[Any, ...]
-    holder: Any
-    value: Any
-
-    def put(self, arguments: Any, value: Any) -> None:
-        for step in self.path:
-            arguments = arguments[step]
-        Contents(arguments, None).put(value)
-
-
-def containers(value: Any, path: tuple[Any, ...] = ()) -> list[Given]:
-    """The lists and dictionaries in a structure of arguments, as they are now."""
-    if type(value) not in (list, tuple, dict):
-        return []
-    found = [Given(path, value, value.copy())] if len(path) > 1 and type(value) is not tuple else []
-    steps = value.items() if isinstance(value, dict) else enumerate(value)
-    for step, part in steps:
-        found += containers(part, (*path, step))
-    return found
-
-
-def changed_containers(before: list[Given]) -> list[tuple[Given, Any]]:
-    return [(g, g.holder.copy()) for g in before if not _same(g.holder, g.value, inside=True)]
+def _is_written(value: Any) -> bool:
+    """A method with source, not one that `dataclass` made."""
+    return isinstance(value, types.FunctionType) and value.__code__.co_filename != "<string>"

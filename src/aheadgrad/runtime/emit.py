@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -108,5 +109,6 @@ def build(source: str, title: str, namespace: dict[str, Any]) -> Callable[..., A
     scope = dict(namespace)
     exec(compile(source, filename, "exec"), scope)
     function: Callable[..., Any] = scope[title]
+    weakref.finalize(function, linecache.cache.pop, filename, None).atexit = False
     hide_from_dynamo(function)
     return function

@@ -6,6 +6,9 @@ eager all the same. Prints one line to remember and exits with 1 when there is s
 
     programs 5000 | disagreements 0 | uncompiled 37 (0.74%) | 210 s
 
+``--replay 2000`` calls the first 2000 of them again on one compiled callable with other shapes,
+``requires_grad``, aliasing, dtypes and grad mode (``aheadgrad.testing.replay``).
+
 ``--compiler module:function`` runs anything else that maps a function to a function through the same
 programs; ``--compiler eager`` must never disagree.
 """
@@ -30,6 +33,7 @@ import torch
 from aheadgrad.runtime.higher import differentiable_runs
 from aheadgrad.testing.oracle import BACKWARD_KINDS, Disagreement, compare, report
 from aheadgrad.testing.programs import Config, Program, generate
+from aheadgrad.testing.replay import variants
 from aheadgrad.testing.runs import Scenario, run
 from aheadgrad.testing.shrink import shrink
 
@@ -48,6 +52,7 @@ class Settings:
     versions: bool = True
     unit_strides: bool = True
     error_types: bool = True
+    replay: int = 0  # programs with a seed below this one are called again in other ways
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -66,6 +71,26 @@ class Settings:
             through=through,
         )
 
+    def replayed(self, program: Program, compiled: Function) -> tuple[int, list[Disagreement]]:
+        """The program in other ways on one compiled callable, one after the other."""
+        found: list[Disagreement] = []
+        ways = variants(program)
+        for variant in ways:
+            differences = compare(
+                program.fn,
+                compiled,
+                variant.program.make_inputs,
+                backward=("all",),
+                extra=1,
+                seed=program.seed,
+                around=variant.around,
+                versions=self.versions,
+                unit_strides=self.unit_strides,
+                error_types=self.error_types,
+            )
+            found += [replace(d, scenario=f"{variant.name}: {d.scenario}") for d in differences]
+        return len(ways), found
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -75,6 +100,7 @@ class Outcome:
     disagreements: tuple[Disagreement, ...] = ()
     reason: str | None = None
     derivatives: tuple[tuple[int, int], ...] = ()  # by order: backwards that ran compiled under create_graph
+    replayed: int = 0  # further ways in which it was called
 
 
 @dataclass(frozen=True)
@@ -95,7 +121,7 @@ def load_compiler(name: str) -> Compiler:
         errors = importlib.import_module("aheadgrad.errors")
         return Compiler(
             lambda fn: package.compile(fn, fallback="error"),
-            lambda fn: package.compile(fn, fallback="warn"),
+            lambda fn: package.compile(fn, fallback="warn", max_entries=64),
             (errors.FallbackError,),
         )
     module, _, function = name.partition(":")
@@ -106,7 +132,17 @@ def load_compiler(name: str) -> Compiler:
 
 
 def check(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
-    """Compile one program and compare it with eager."""
+    """Compile one program and compare it with eager, if asked for in other ways besides."""
+    outcome = check_once(program, settings, compiler)
+    if program.seed >= settings.replay:
+        return outcome
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ways, found = settings.replayed(program, compiler.lenient(program.fn))
+    return replace(outcome, disagreements=(*outcome.disagreements, *found), replayed=ways)
+
+
+def check_once(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
     try:
         return Outcome(program.seed, tuple(attempt(program, settings, compiler.strict, compiler.refusal)))
     except compiler.refusal as refusal:
@@ -198,6 +234,11 @@ def summary(done: Sequence[Outcome], seconds: float) -> str:
         f"  derivatives of order {order}: {count} differentiable backwards ran compiled"
         for order, count in sorted(derivatives.items())
     ]
+    again = [outcome.replayed for outcome in done if outcome.replayed]
+    if again:
+        lines.append(
+            f"  {len(again)} of them called again on one compiled callable, {sum(again)} times in all"
+        )
     lines += [f"  {count:6}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(lines)
 
@@ -220,6 +261,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", default="aheadgrad", help="aheadgrad, eager or module:function")
     parser.add_argument("--backward", default="all,each", help=f"ways, of {','.join(BACKWARD_KINDS)}")
     parser.add_argument("--extra", type=int, default=3, help="scenarios per program beside the first")
+    parser.add_argument("--replay", type=int, default=0, help="how many to call again in other ways too")
     parser.add_argument("--order", type=int, default=1, help="highest derivative to compare")
     parser.add_argument(
         "--duplicates", type=float, default=Config.duplicates, help="chance of a tensor passed twice"
@@ -245,6 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,
+        replay=(options.seed if options.only is None else options.only) + options.replay,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()

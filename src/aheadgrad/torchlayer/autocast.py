@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 any_autocast = torch._C._is_any_autocast_enabled
-_DEVICES = ("cpu", "cuda")
+_DEVICES = tuple(torch._C._autocast_supported_devices())
 
 
 @dataclass(frozen=True)

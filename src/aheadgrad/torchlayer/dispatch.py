@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
@@ -18,7 +19,10 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "active_function_modes",
+    "default_devices",
     "deterministic_mode",
+    "deterministic_warns",
     "dispatch_modes",
     "dual_level",
     "function_modes",
@@ -37,7 +41,25 @@ function_modes = torch._C._len_torch_function_stack
 transform_level = torch._C._functorch.maybe_current_level
 in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 deterministic_mode = torch._C._get_deterministic_algorithms
+deterministic_warns = torch._C._get_deterministic_algorithms_warn_only
 no_function_modes = torch._C.DisableTorchFunction
+
+
+def default_devices() -> tuple[str, ...] | None:
+    """The devices of `torch.device` contexts (and `set_default_device`), innermost last.
+
+    None when other modes over torch's functions are active as well.
+    """
+    if not function_modes():
+        return ()
+    stack = _get_current_function_mode_stack()
+    if not all(type(mode) is DeviceContext for mode in stack):
+        return None
+    return tuple(str(mode.device) for mode in stack)
+
+
+def active_function_modes() -> list[Any]:
+    return list(_get_current_function_mode_stack())
 
 
 def python_dispatcher(*, on: bool) -> AbstractContextManager[Any]:

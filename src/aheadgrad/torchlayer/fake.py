@@ -29,6 +29,7 @@ __all__ = [
     "FakeTensorMode",
     "assumptions",
     "fake_like",
+    "marked_sizes",
     "mode_of",
     "new_mode",
     "quiet_logs",
@@ -102,17 +103,31 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     return FakeTensor(mode, meta, device)
 
 
-def symbolic_like(mode: FakeTensorMode, t: Tensor, source: str) -> FakeTensor:
+def symbolic_like(
+    mode: FakeTensorMode, t: Tensor, source: str, free: frozenset[int] | None = None
+) -> FakeTensor:
     """As `fake_like`, with sizes that are symbols of the mode's shape environment.
 
-    Sizes 0 and 1 stay numbers, and equal sizes share a symbol.
+    Sizes 0 and 1 stay numbers, and equal sizes share a symbol. `free` are the dimensions whose
+    sizes become symbols; all of them by default.
     """
     from torch._dynamo.source import ConstantSource
 
     if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
         return fake_like(mode, t)
-    free: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * t.dim())
+    kinds = [DimDynamic.DUCK if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
-        t, ConstantSource(source), symbolic_context=free
+        t, ConstantSource(source), symbolic_context=context
     )
     return _fake_of(mode, t, size, stride, offset)
+
+
+def marked_sizes(t: Tensor) -> tuple[set[int], set[int]]:
+    """The dimensions that `torch._dynamo.mark_dynamic` and `mark_static` have marked."""
+    marks = t.__dict__ if hasattr(t, "__dict__") else {}
+    dynamic = set(marks.get("_dynamo_dynamic_indices", ())) | set(
+        marks.get("_dynamo_weak_dynamic_indices", ())
+    )
+    dynamic |= set(marks.get("_dynamo_unbacked_indices", ()))
+    return dynamic, set(marks.get("_dynamo_static_indices", ()))

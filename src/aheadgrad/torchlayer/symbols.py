@@ -8,6 +8,7 @@ expression is rebuilt from symbols that the program's inputs (or values made so 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,19 @@ def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
         found += [(_STRIDE, (d,), n) for d, n in enumerate(value.stride())]
         found.append((_OFFSET, (), value.storage_offset()))
     return [p for p in found if is_symbolic(p[2])]
+
+
+@functools.cache
+def _arithmetic() -> Any:
+    """Expressions as Python would compute them, also on proxies."""
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    class Python(PythonReferenceAnalysis):
+        @staticmethod
+        def int_truediv(a: Any, b: Any) -> Any:
+            return a / b
+
+    return Python
 
 
 class _Arithmetic(GraphAppendingTracer):
@@ -140,12 +154,11 @@ class SymbolNodes:
 
     def _computed(self, expr: Any) -> fx.Node:
         from torch.utils._sympy.interp import sympy_interp
-        from torch.utils._sympy.reference import PythonReferenceAnalysis
 
         missing = [s for s in expr.free_symbols if s not in self.known and s not in self.sources]
         if missing:
             raise AssertionError(f"no input of this program provides the size {missing[0]}")
         tracer = _Arithmetic(self.graph, self.fresh)
         env = {s: Proxy(self._of_expression(s), tracer) for s in expr.free_symbols}
-        node: fx.Node = sympy_interp(PythonReferenceAnalysis, env, expr).node
+        node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
         return node

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils._pytree import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
+    tree_is_leaf,
     tree_leaves,
     tree_map,
     tree_structure,
@@ -16,6 +18,8 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
+    "is_leaf",
+    "is_size",
     "keystr",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -24,6 +28,16 @@ __all__ = [
     "tree_structure",
     "tree_unflatten",
 ]
+
+
+def is_size(value: Any) -> bool:
+    """A `torch.Size` is one value, although pytree would open it."""
+    return isinstance(value, torch.Size)
+
+
+def is_leaf(value: Any) -> bool:
+    """Is this something that flattening does not open?"""
+    return bool(tree_is_leaf(value))
 
 
 def children(spec: Any) -> list[Any]:

@@ -1,0 +1,61 @@
+"""What eager refuses because of memory and leaves that the trace has in another form.
+
+- A view with `as_strided` must lie inside its storage. The traced storage may have another size, so
+  the real one is asked.
+- A view of a leaf that requires grad must not be changed in place. An input that is such a view enters
+  with a history but without its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of
+
+if TYPE_CHECKING:
+    from aheadgrad.capture.entrances import Entrance
+    from aheadgrad.capture.session import Session
+
+
+def check_bounds(
+    session: Session, t: Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> None:
+    """Before `t.as_strided(size, stride, storage_offset)`."""
+    if len(size) != len(stride) or any(n == 0 for n in size):
+        return
+    offset = t.storage_offset() if storage_offset is None else storage_offset
+    last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    needed = (offset + last + 1) * t.element_size()
+    there = t.untyped_storage().nbytes()
+    entrance = _entrance_in(session, t)
+    if entrance is not None:
+        there = max(there, entrance.real.untyped_storage().nbytes())
+    if needed > there:
+        raise RuntimeError(
+            f"setStorage: sizes {list(size)}, strides {list(stride)}, storage offset {offset}, and itemsize "
+            f"{t.element_size()} requiring a storage size of {needed} are out of bounds for storage of size "
+            f"{there}"
+        )
+
+
+def check_leaf_view(session: Session, t: Tensor) -> None:
+    """Before `t` is changed in place."""
+    if not torch.is_grad_enabled() or not t.requires_grad:
+        return
+    entrance = _entrance_in(session, t)
+    base = None if entrance is None else base_of(entrance.real)
+    if base is not None and base.is_leaf and base.requires_grad:
+        raise RuntimeError(
+            "a view of a leaf Variable that requires grad is being used in an in-place operation."
+        )
+
+
+def _entrance_in(session: Session, t: Tensor) -> Entrance | None:
+    """The input in whose memory a tensor lies."""
+    key = functional.storage_key(t)
+    return next((e for e in session.entrances if e.storage == key), None)

@@ -1,0 +1,116 @@
+"""What the function finds in dictionaries (modules, attributes, tables), checked without looking inside.
+
+A module with 150 parameters has hundreds of places that an entry depends on. They are looked at one by
+one (`find`) only when a dictionary has changed since the last time; otherwise one call into C++ compares
+the versions that Python keeps of its dictionaries, and looks at the tensors found last time, which can
+change by themselves (`requires_grad_`, `.data = `).
+
+    held, things, state, ... = surroundings.stamp
+    if hooks != Handle.next_id or any(empty) or not held(things): ...renew...
+
+Hooks live in dictionaries of their own, four for each module. Whoever registers one draws a number
+(`RemovableHandle.next_id`); as long as no number was drawn the empty ones are still empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.guards import dict_version, unchanged_check
+
+_WORTH_BUILDING = 8  # calls without a change after which the check in C++ is built
+
+data_ptr = Tensor.data_ptr
+
+
+def _never(things: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The dictionaries to watch: those with contents, those that are empty, and empty ones for hooks."""
+
+    full: tuple[dict[Any, Any], ...] = ()
+    empty: tuple[dict[Any, Any], ...] = ()
+    hooks: tuple[dict[Any, Any], ...] = field(default=())
+
+
+# held, things, state, number of hooks, ids of the state, pointers, storages
+Stamp = tuple[
+    Callable[[Any], bool], Any, tuple[Tensor, ...], int, frozenset[int], tuple[int, ...], frozenset[int]
+]
+_NOTHING: Stamp = (_never, (), (), -1, frozenset(), (), frozenset())
+
+
+class Surroundings:
+    """The last look at the tables: `find` looks again and gives the tensors, or None for a miss.
+
+    `match` checks the tensors. An entry that leaves tensors in the tables at each call never
+    `stamps`: it would only keep the old ones alive. `keep_pointers` is for entries that change
+    their inputs: which tensors share memory matters to them, and a tensor that moves to other
+    memory has another pointer.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], tuple[Tensor, ...] | None],
+        match: Callable[..., bool],
+        tables: Tables,
+        *,
+        keep_pointers: bool,
+        stamps: bool,
+    ) -> None:
+        self.find = find
+        self.match = match
+        self.tables = tables
+        self.keep_pointers = keep_pointers
+        self.stamps = stamps
+        self.stamp: Stamp = _NOTHING
+
+    def renew(self) -> Stamp | None:
+        """Looks at every place again."""
+        hooks, before = RemovableHandle.next_id, self._versions()
+        tensors = self.find()
+        if tensors is None or not self.match(*tensors):
+            self.stamp = _NOTHING
+            return None
+        pointers: tuple[int, ...] = ()
+        storages = frozenset[int]()
+        if self.keep_pointers:
+            pointers = tuple(map(data_ptr, tensors))
+            storages = self.storages_of(tensors)
+        rest = (tensors, hooks, frozenset(map(id, tensors)), pointers, storages)
+        if self.stamps and self._versions() == before and not any(self.tables.hooks):
+            self.stamp = (self._compare(before, rest), tensors, *rest)
+        return (_never, (), *rest)
+
+    @staticmethod
+    def storages_of(tensors: tuple[Tensor, ...]) -> frozenset[int]:
+        return frozenset(map(storage_key, tensors))
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(map(dict_version, self.tables.full))
+
+    def _compare(self, versions: tuple[int, ...], rest: Any) -> Callable[[Any], bool]:
+        """Compares in Python at first: modules that change at each call are not worth more."""
+        calls = 0
+
+        def held(tensors: Any) -> bool:
+            nonlocal calls
+            if self._versions() != versions or not self.match(*tensors):
+                return False
+            calls += 1
+            if calls == _WORTH_BUILDING:
+                check = unchanged_check(self.tables.full, tensors)
+                if self._versions() == versions and self.match(*tensors):
+                    self.stamp = (check, (*self.tables.full, *tensors), *rest)
+            return True
+
+        return held
