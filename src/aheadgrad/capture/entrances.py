@@ -15,7 +15,7 @@ from torch import Tensor
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import NodeBase, version
-from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import Form
 
 
 class Enter(NodeBase):
@@ -34,13 +34,14 @@ class Enter(NodeBase):
 class Entrance:
     slot: Slot
     real: Tensor
-    value: FakeTensor
+    value: Any
     leaf: Tensor
     seen: Tensor
     history: Any
     version: int
-    storage: int
+    storage: Any
     required_grad: bool
+    form: Form | None = None  # of a tensor subclass
 
     @property
     def is_leaf(self) -> bool:
@@ -63,11 +64,12 @@ class Member:
     offset: Any
 
 
-def make_entrance(slot: Slot, real: Tensor, fake: FakeTensor, fake_leaf: FakeTensor | None) -> Entrance:
-    """Wraps an input; `fake_leaf` is given for an input that requires grad and has a history."""
-    wrapped = functional.wrap(fake)
-    if fake_leaf is not None:
-        leaf = functional.wrap(fake_leaf).requires_grad_()
+def make_entrance(
+    slot: Slot, real: Tensor, fake: Any, wrapped: Tensor, wrapped_leaf: Tensor | None
+) -> Entrance:
+    """Lets an input in; `wrapped_leaf` is given for one that requires grad and has a history."""
+    if wrapped_leaf is not None:
+        leaf = wrapped_leaf.requires_grad_()
         with torch.enable_grad():
             seen = Enter.apply(leaf, [wrapped])
     else:

@@ -198,7 +198,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             session.looks[id(value)] = session.layouts.look(value)
     for value in flat:
         if isinstance(value, Tensor):
-            session.layouts.settle(value)
+            session.settle(value)
             functional.sync(value)
 
 

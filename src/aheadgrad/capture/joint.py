@@ -16,10 +16,11 @@ from torch import Tensor
 from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.subclasses import expected_tangent, tangent_like
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import no_function_modes
-from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
 Layout = tuple[Any, ...] | None
@@ -52,7 +53,7 @@ class Gradients:
 
     component: Component
     pattern: Pattern
-    tangents: list[FakeTensor | None]
+    tangents: list[Any]
     grads: list[Any]
     phase: str
 
@@ -64,12 +65,22 @@ class Joint:
         self.session = session
         self.exits = exits
         self.recorded = 0
+        self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         self.components = _components(exits, differentiable, targets, one_node)
 
     def expected_pattern(self, component: Component) -> Pattern:
         """All tangents present, laid out like the outputs."""
-        return tuple(tangent_layout(self.exits[i].traced) for i in component.exits)
+        return tuple(self._expected(i) for i in component.exits)
+
+    def _expected(self, i: int) -> Any:
+        traced = self.exits[i].traced
+        if not is_foreign(traced):
+            return tangent_layout(traced)
+        if i not in self.forms:
+            with self.session.recording():
+                self.forms[i] = expected_tangent(self.session, traced)
+        return self.forms[i]
 
     def record(
         self, component: Component, pattern: Pattern, targets: list[Target] | None = None, around: Any = None
@@ -83,14 +94,16 @@ class Joint:
         try:
             with session.running(), session.disguises.off(), around or nullcontext():
                 tangents, wrapped = self._tangents(component, pattern)
-                given = [t for t in tangents if t is not None]
-                writes = BackwardWrites(session, list(zip(given, wrapped, strict=True)))
+                given = [v for t in tangents if t is not None for v in values_of(t)]
+                known = [w for t in wrapped for w in parts_of(t)]
+                writes = BackwardWrites(session, list(zip(given, known, strict=True)))
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
                 raw = _gradients([self.exits[i].traced for i in present], leaves, wrapped)
                 session.trace.read_off = len(session.trace.records)
                 grads = []
                 for g in raw[: len(wanted)]:
                     if g is not None:
+                        session.settle_gradient(g)
                         functional.sync(g)
                         g = functional.unwrap(g)
                     grads.append(g)
@@ -100,18 +113,15 @@ class Joint:
         return Gradients(component, pattern, tangents, grads, phase)
 
     def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Tensor]]:
-        values: list[FakeTensor | None] = []
+        values: list[Any] = []
         wrapped = []
         for i, layout in zip(component.exits, pattern, strict=True):
             if layout is None:
                 values.append(None)
                 continue
-            like = self.exits[i].traced
-            with functional.outside():
-                room = torch.empty_strided(like.size(), layout, dtype=like.dtype, device="meta")
-                value = FakeTensor(self.session.mode, room, like.device)
+            value, seen = tangent_like(self.session, self.exits[i].traced, layout)
             values.append(value)
-            wrapped.append(functional.wrap(value))
+            wrapped.append(seen)
         return values, wrapped
 
 

@@ -20,7 +20,9 @@ from aheadgrad.capture.environment import tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
+from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
@@ -28,6 +30,7 @@ from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain
 
 
 class Session:
@@ -37,8 +40,10 @@ class Session:
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
         symbolic: bool = False,
+        veiled: bool = False,
     ) -> None:
         self.mode = mode
+        self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
@@ -52,7 +57,8 @@ class Session:
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
-        self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
+        recorder = VeiledRecorder if veiled else Recorder
+        self.recorder = recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
         self.reads_offsets = False
         self.looks: dict[int, Geometry] = {}
@@ -63,14 +69,31 @@ class Session:
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         python = python_dispatcher(on=self.sized)
-        with tracing(self.recorder, self.lifting, python), torch.autograd.set_multithreading_enabled(False):
+        modes = (self.recorder, self.lifting, python)
+        with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
             yield
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Only the recorder on: for our own questions to the trace."""
-        with tracing(self.recorder), torch.no_grad():
+        with tracing(self.recorder, veiled=self.veiled), torch.no_grad():
             yield
+
+    def wrap(self, value: Any) -> Tensor:
+        """A traced tensor that holds a value."""
+        wrapped = functional.wrap(value)
+        return Veil(wrapped) if self.veiled else wrapped
+
+    def settle(self, t: Tensor) -> None:
+        """A traced tensor with the strides that it has in eager."""
+        if self.veiled:
+            self.recorder.settle(t)  # type: ignore[attr-defined]
+        self.layouts.settle(t)
+
+    def settle_gradient(self, g: Tensor) -> None:
+        """As `settle`, for what a backward gives."""
+        if self.veiled:
+            self.recorder.settle(g)  # type: ignore[attr-defined]
 
     def fake(self, t: Tensor, name: str = "") -> FakeTensor:
         """A placeholder value for a real (or already fake) tensor."""
@@ -88,12 +111,21 @@ class Session:
         known = self._by_real.get(id(real))
         if known is not None:
             return known
+        if not is_plain(real) and not self.veiled:
+            raise NeedsVeils
+        if is_foreign(real):
+            return self._known_as(real, enter_subclass(self, slot, real, symbolic_name))
         with no_function_modes():
             value = self.fake(real, symbolic_name)
             if id(real) in self.items:
                 value.item_memo = self.items[id(real)]
             with_history = real.requires_grad and not real.is_leaf
-            entrance = make_entrance(slot, real, value, self.fake(value) if with_history else None)
+            wrapped = self.wrap(value)
+            leaf = self.wrap(self.fake(value)) if with_history else None
+            entrance = make_entrance(slot, real, value, wrapped, leaf)
+        return self._known_as(real, entrance)
+
+    def _known_as(self, real: Tensor, entrance: Entrance) -> Entrance:
         self.entrances.append(entrance)
         self.layouts.know(entrance.seen)
         self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
@@ -118,7 +150,7 @@ class Session:
     def lift(self, real: Tensor) -> Tensor:
         """A real tensor met by the user's code: a hidden input from now on."""
         if isinstance(real, FakeTensor):
-            return functional.wrap(real)
+            return self.wrap(real)
         known = self._by_real.get(id(real))
         if known is None:
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
@@ -135,6 +167,8 @@ class Session:
                 "pass it as an argument instead"
             )
         seen = self.lift(real)
+        if self.veiled and not self.recorder.inside:  # type: ignore[attr-defined]
+            return seen
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out

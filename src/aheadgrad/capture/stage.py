@@ -13,6 +13,7 @@ from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
 from aheadgrad.errors import AheadgradError
 from aheadgrad.facts.aliases import Aliases
@@ -21,12 +22,14 @@ from aheadgrad.facts.facts import Facts
 from aheadgrad.facts.storage import merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
+from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
 
@@ -89,6 +92,8 @@ class Captured:
     def inputs(self) -> list[tuple[Slot, Any]]:
         """Slots and traced values of all program inputs, numbers where they were given."""
         found: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
+        if self.session.veiled:
+            return opened(found)
         for scalar in reversed(self.scalars):
             found.insert(self._place(scalar), (scalar.slot, scalar.value))
         return found
@@ -109,7 +114,8 @@ class Captured:
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""
-        return {id(e.real): e.value for e in self.session.entrances if places(e.value)}
+        plain = [e for e in self.session.entrances if e.form is None]
+        return {id(e.real): e.value for e in plain if places(e.value)}
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""
@@ -126,6 +132,8 @@ class Captured:
         by_input = {t.index: k for k, t in enumerate(g.component.targets) if t.kind == "input"}
         entrance = {id(e.value): i for i, e in enumerate(self.session.entrances)}
         each: list[tuple[Slot, Any]] = []
+        if self.session.veiled:
+            return found
         for slot, value in self.inputs:
             k = by_input.get(entrance.get(id(value), -1))
             each.append((NoGradient(slot), None) if k is None else found[k])
@@ -135,7 +143,7 @@ class Captured:
     def program(self) -> Program:
         """The joint program: `(primals, tangents) -> (outputs, gradients)`."""
         ports = primal_ports(self.inputs)
-        outputs = in_graph.results(self, inference=False)
+        outputs = opened(in_graph.results(self, inference=False))
         phases = {"forward"}
         number = 0
         for g in self.gradients:
@@ -144,9 +152,10 @@ class Captured:
             phases.add(g.phase)
             for i, tangent in zip(g.component.exits, g.tangents, strict=True):
                 if tangent is not None:
-                    number += 1
-                    ports.append(Port(Tangent(self.exits[i].slot), tangent, f"tangents_{number}"))
-            outputs += self.gradient_outputs(g)
+                    for slot, value in opened([(Tangent(self.exits[i].slot), tangent)]):
+                        number += 1
+                        ports.append(Port(slot, value, f"tangents_{number}"))
+            outputs += opened(self.gradient_outputs(g))
         return self.cutter.cut("joint", ports, outputs, phases, in_graph.writes(self))
 
     def record(self, component: Component, pattern: Pattern, state: AutocastState | None) -> Gradients:
@@ -184,13 +193,19 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
 
 
 def _run_forward(call: Call, options: Options) -> Forward:
-    """One run; a second one only when inputs that share memory turn out to be changed."""
-    forward = run(_open(call, options), call)
+    """One run; a second one only when inputs that share memory turn out to be changed, or
+    a tensor subclass turns up that is not among the inputs."""
+    veiled = not all(is_plain(t) for _, t in call.inputs)
+    try:
+        forward = run(_open(call, options, veiled), call)
+    except NeedsVeils:
+        veiled = True
+        forward = run(_open(call, options, veiled), call)
     merged = merge_shared(forward, call)
     if merged is None:
         return forward
     _fix_sizes(merged)
-    return run(_open(merged, options), merged)
+    return run(_open(merged, options, veiled), merged)
 
 
 def _fix_sizes(call: Call) -> None:
@@ -201,13 +216,13 @@ def _fix_sizes(call: Call) -> None:
             int(number)
 
 
-def _open(call: Call, options: Options) -> Session:
+def _open(call: Call, options: Options, veiled: bool) -> Session:
     reals = [t for _, t in call.inputs]
     mode = call.symbols.mode or mode_of(reals)
     if mode is None:
         mode = new_mode(dynamic=bool(options.dynamic))
-        return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
-    session = Session(mode, options.decompositions)
+        return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
+    session = Session(mode, options.decompositions, veiled=veiled)
     session.fakes = call.symbols.fakes
     session.items = call.symbols.items
     session.sized = bool(

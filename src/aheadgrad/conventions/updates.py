@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aheadgrad.conventions import subclasses
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.program.slots import OldMemory, UpdatedInput
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
@@ -31,6 +32,7 @@ def any_tracked(a: Assembly) -> bool:
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
+    subclasses.emit_parts(script, a)
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
@@ -55,6 +57,12 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
+    if fact.parts is not None:
+        own = subclasses.emit_history(script, a, fact)
+        if not a.inference:
+            ahead = fact.index < 0 or (fact.history_changed and fact.version_bumps)
+            _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
+        return
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)
     elif fact.geometry is not None:

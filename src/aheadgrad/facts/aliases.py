@@ -7,6 +7,7 @@ intermediate that the program returns); the others are made from it at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from aheadgrad.torchlayer.autograd import (
     is_view,
     same_version_counter,
 )
+from aheadgrad.torchlayer.subclasses import Bundle
 
 
 @dataclass(eq=False)
@@ -71,7 +73,7 @@ def collect(forward: Forward) -> Aliases:
     inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}
     inputs.update({id(m.seen): -1 - k for k, m in enumerate(session.members)})
     first: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
+    members: dict[Any, list[int]] = {}
     facts: dict[int, OutputFacts] = {}
     for j, value in enumerate(forward.outputs):
         if not isinstance(value, Tensor):
@@ -83,13 +85,25 @@ def collect(forward: Forward) -> Aliases:
         else:
             first[id(value)] = j
             members.setdefault(functional.storage_key(value), []).append(j)
-    owners: dict[int, int] = {}
+    owners: dict[Any, int] = {}
     for i, entrance in enumerate(session.entrances):
         owners.setdefault(functional.storage_key(entrance.seen), i)
+    if session.veiled:
+        check_parts(forward, list(members))
     for key, group in members.items():
         _Group(forward, out, group, owners.get(key)).fill(facts)
     out.outputs = [facts[j] for j in range(len(forward.outputs))]
     return out
+
+
+def check_parts(forward: Forward, keys: list[Any]) -> None:
+    """Memory is grouped by whole tensors: a part of a subclass must not be seen by another way too."""
+    whole = {*keys, *(functional.storage_key(e.seen) for e in forward.session.entrances)}
+    owners: dict[int, Any] = {}
+    for key in whole:
+        for part in set(key) if isinstance(key, tuple) else (key,):
+            if owners.setdefault(part, key) != key:
+                raise FallbackError("an output shares memory with a part of a tensor subclass")
 
 
 class _Group:
@@ -129,7 +143,7 @@ class _Group:
     def _look(self, t: Tensor) -> Geometry | None:
         look = self.forward.session.looks.get(id(t))
         held = functional.unwrap(t)
-        if look is None or held.numel() == 0:
+        if look is None or held.numel() == 0 or type(held) is Bundle:
             return None
         written = functional.storage_key(t) in self.forward.session.layouts.touched
         unusual = 1 in look.size and look.stride != contiguous_strides(look.size)

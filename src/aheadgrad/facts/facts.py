@@ -16,6 +16,16 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class PartFacts:
+    """What happened to the parts of an input that is a tensor subclass: which of them have new
+    values, which were exchanged for others, and what all look like afterwards, if that changed."""
+
+    changed: tuple[int, ...] = ()
+    exchanged: tuple[int, ...] = ()
+    form: Any = None
+
+
+@dataclass(frozen=True)
 class InputFacts:
     """What happened to one input.
 
@@ -36,6 +46,7 @@ class InputFacts:
     look: Geometry | None = None
     old_memory_changed: bool = False
     final_bytes: int | None = None
+    parts: PartFacts | None = None
 
     @property
     def untouched(self) -> bool:

@@ -19,6 +19,7 @@ from aheadgrad.facts.facts import Recipe, Step
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign
 
 
 class _StepLog(TorchDispatchMode):
@@ -42,6 +43,8 @@ class _StepLog(TorchDispatchMode):
 
 
 def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
+    if is_foreign(target):
+        return _recorded(session, source, target)
     old, new = functional.view_steps(source), functional.view_steps(target)
     if len(new) >= len(old) and all(map(functional.same_step, old, new)):
         steps = _steps(session, source, target, new[len(old) :])
@@ -50,6 +53,19 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
     if source.dtype != target.dtype or source.is_conj() != target.is_conj():
         raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
     return Recipe(geometry=session.look(target))
+
+
+def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
+    """The view ops that made one subclass from another, as the recorder noted them."""
+    views = session.recorder.views  # type: ignore[attr-defined]
+    steps: list[Step] = []
+    while target is not source:
+        made = views.get(id(target))
+        if made is None:
+            raise FallbackError("an output shares memory with a tensor subclass in a way that is not a view")
+        steps.append(Step(made.target, made.args, tuple(made.kwargs.items()), made.part))
+        target = made.source
+    return Recipe(tuple(reversed(steps)))
 
 
 def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object]) -> tuple[Step, ...] | None:

@@ -24,11 +24,31 @@ from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
+from aheadgrad.torchlayer.subclasses import Form, form_of, is_foreign, parts_of, same_meta
 
 _SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
 
 
 MISS = object()
+
+
+def write_form_check(script: Script, names: Namespace, form: Form, name: str) -> list[str]:
+    """Lines that check the type and metadata of a subclass, and open it; the names of its parts."""
+    kind = names.name(form.kind, form.kind.__name__)
+    script.line(f"if type({name}) is not {kind}: return None")
+    script.line(f"inside, meta = {name}.__tensor_flatten__()")
+    meta = "meta is None"
+    if form.meta is not None:
+        meta = f"{names.name(same_meta, 'same_meta')}(meta, {names.name(form.meta, 'metadata')})"
+    script.line(f"if list(inside) != {list(form.names)} or not {meta}: return None")
+    parts: list[str] = []
+    for k, (attribute, inner) in enumerate(zip(form.names, form.inner, strict=True)):
+        script.line(f"{name}_{k}_ = {name}.{attribute}")
+        if isinstance(inner, Form):
+            parts += write_form_check(script, names, inner, f"{name}_{k}_")
+        else:
+            parts.append(f"{name}_{k}_")
+    return parts
 
 
 class GuardWriter:
@@ -252,12 +272,28 @@ class GuardWriter:
         if not reals:
             return
         symbolic = self.captured.symbolic_inputs()
+        inputs = self._opened(reals, inputs)
         check = self.names.name(tensor_check(reals, symbolic), "tensors_match")
         self._unless(f"{check}({', '.join(inputs)})")
         if symbolic:
             sizes = self.names.name(shape_check(list(symbolic.values())), "sizes_fit")
             names = dict(zip(map(id, reals), inputs, strict=True))
             self._unless(f"{sizes}({', '.join(names[key] for key in symbolic)})")
+
+    def _opened(self, reals: list[Tensor], inputs: list[str]) -> list[str]:
+        """Tensor subclasses are of the same type and metadata; their parts are checked with the rest."""
+        names = list(inputs)
+        for real, name in list(zip(reals, inputs, strict=True)):
+            if is_foreign(real):
+                parts = write_form_check(self.script, self.names, form_of(real), name)
+                for part, source in zip(parts_of(real), parts, strict=True):
+                    known = next((n for r, n in zip(reals, names, strict=True) if r is part), None)
+                    if known is not None:
+                        self._unless(f"{source} is {known}")
+                    else:
+                        reals.append(part)
+                        names.append(source)
+        return names
 
     def _by_id(self, key: int) -> Tensor | None:
         candidates = [*self.flat.leaves, *(p.get() for p in self.places)]

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
+from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes
 from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
@@ -31,6 +33,7 @@ from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fake import assumptions
+from aheadgrad.torchlayer.subclasses import Form, values_of
 
 
 @dataclass(eq=False)
@@ -58,8 +61,8 @@ def make_entry(
         facts=captured.facts,
         exits=captured.exits,
         inputs=len(captured.session.entrances) + len(captured.numbers),
-        forward=arranged(captured, compiled.forward),
-        results=len(split.forward.signature.outputs),
+        forward=_forward(captured, split, compiled),
+        results=_results(captured, split),
         nodes=nodes,
         view_results=_view_results(captured),
         grad_before=captured.forward.grad_mode_before,
@@ -77,6 +80,17 @@ def make_entry(
     return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
 
 
+def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
+    forward = arranged(captured, compiled.forward)
+    return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
+
+
+def _results(captured: Captured, split: SplitPrograms) -> int:
+    """How many results the forward has, counting a tensor subclass as one."""
+    opened = sum(len(values_of(e.value)) - 1 for e in captured.exits)
+    return len(split.forward.signature.outputs) - opened
+
+
 def _node(
     captured: Captured,
     split: SplitPrograms,
@@ -89,14 +103,18 @@ def _node(
     saved = split.saved[number]
     expected = captured.joint.expected_pattern(component)
     gradients = split.gradients[number]
-    known = compiled.backwards[number] if gradients is not None and gradients.pattern == expected else None
+    known = None
+    run = compiled.backwards[number]
+    if run is not None and gradients is not None and gradients.pattern == expected:
+        known = backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
 
     def make(pattern: Any, state: AutocastState | None) -> Any:
         return _make_backward(captured, options, component, saved, known, pattern, state)
 
     watched = watches(captured, component, saved)
     tensor_names = [saved_names.of(component, s) for s in saved.tensors]
-    direct = find_direct(captured, split, compiled.forward, component, watched, tensor_names)
+    forward = _forward(captured, split, compiled)
+    direct = find_direct(captured, split, forward, component, watched, tensor_names)
     runs = _backward(captured, component, expected, known, make)
     apply, source = make_node(
         runs,
@@ -109,7 +127,7 @@ def _node(
         Failure(captured.failures[number]) if number in captured.failures else None,
         direct,
     )
-    size_names = [_size_name(split, name) for name, _ in saved.sizes]
+    size_names = [_size_name(split, _results(captured, split), name) for name, _ in saved.sizes]
     call = NodeCall(
         apply,
         component.exits,
@@ -154,12 +172,19 @@ def _make_backward(
 ) -> Any:
     """A backward for a pattern of tangents that was not seen before."""
     state = captured.backward_autocast if captured.fixed_autocast else state
+    by_subclasses = not captured.session.veiled and any(isinstance(p, Form) for p in pattern)
+    if by_subclasses:  # recorded for plain tangents; what its ops mean is up to those given
+        pattern = tuple(p.stride if isinstance(p, Form) else p for p in pattern)
     try:
         gradients = captured.record(component, pattern, state)
     except Exception as error:
         return Failure(error)
     try:
-        return compile_program(options.backend, backward_program(captured, gradients, saved))
+        program = backward_program(captured, gradients, saved)
+        if by_subclasses:
+            return compile_eager(program)
+        run = compile_program(options.backend, program)
+        return backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
     except InvalidProgram:
         if known is None or options.partition == "default" or captured.has_symbols:
             raise
@@ -167,9 +192,9 @@ def _make_backward(
         return padded(known, outputs, captured.joint.expected_pattern(component), pattern)
 
 
-def _size_name(split: SplitPrograms, name: str) -> str:
+def _size_name(split: SplitPrograms, results: int, name: str) -> str:
     names = [n for n, _ in split.all_saved.sizes]
-    outputs = len(split.forward.signature.outputs)
+    outputs = results
     return f"r{outputs - len(names) + names.index(name)}"
 
 
@@ -223,7 +248,7 @@ def find_direct(
         inline,
         tuple(f"p{i}" for i in range(len(session.entrances))),
         tuple(t.index for t in component.targets),
-        len(split.forward.signature.outputs),
+        _results(captured, split),
         _view_results(captured),
         tuple(saved),
         len(component.exits),

@@ -21,6 +21,7 @@ from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
+from aheadgrad.torchlayer.subclasses import Bundle
 
 # Their recorded formula does without the result, as it may not look for zeros in the input.
 _RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
@@ -59,7 +60,7 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
         if by_data and _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
             raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
     for i, e in enumerate(captured.exits):
-        if not isinstance(e.value, Tensor) or not is_own(captured, e.slot):
+        if not isinstance(e.value, Tensor | Bundle) or not is_own(captured, e.slot):
             continue
         if id(view_source(captured, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
@@ -70,7 +71,7 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     return watched
 
 
-def _outputs_with(by_exit: list[set[int]], key: int) -> tuple[int, ...]:
+def _outputs_with(by_exit: list[set[Any]], key: Any) -> tuple[int, ...]:
     return tuple(k for k, keys in enumerate(by_exit) if key in keys)
 
 
@@ -151,9 +152,11 @@ def _add(value: Any, keys: set[int]) -> None:
             _add(part, keys)
 
 
-def view_source(captured: Captured, value: Tensor) -> Tensor:
+def view_source(captured: Captured, value: Any) -> Any:
     """The value that a chain of view ops starts from."""
     trace = captured.session.trace
+    if type(value) is Bundle:
+        return value
     while True:
         made = trace.producer(value)
         if made is None or not is_view_op(trace.records[made.record].target):

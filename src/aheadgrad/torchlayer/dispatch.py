@@ -23,6 +23,7 @@ __all__ = [
     "dual_level",
     "function_modes",
     "in_transform",
+    "is_composite",
     "is_mutable",
     "is_random",
     "is_view_op",
@@ -74,3 +75,8 @@ def is_view_op(op: object) -> bool:
         return False
     first = op._schema.arguments[:1]
     return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Is the op made of other ops, above autograd?"""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))

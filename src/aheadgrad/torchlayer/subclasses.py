@@ -1,16 +1,294 @@
-"""Which tensors are plain: strided memory, no Python-level behaviour of their own."""
+"""Tensor subclasses: which are plain, which can be taken apart, and how to put one together again.
+
+A traceable wrapper subclass names its inner tensors (`__tensor_flatten__`) and can be made again
+from them (`__tensor_unflatten__`). Its `Form` is everything but the inner tensors' values:
+
+    form_of(two)                 # Form(TwoTensor, ("a", "b"), (Plain((3,), (1,), ...), ...), None, ...)
+    parts_of(two)                # [two.a, two.b], inner subclasses opened as well
+    build(form, iter(parts))     # another one
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dispatch import TorchDispatchMode
 from aheadgrad.torchlayer.fake import FakeTensor
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+_NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
+_KEPT_KEYS = torch._C._additional_keys_to_prop_for_wrapper_tensors
 
 
 def is_plain(t: Tensor) -> bool:
     if type(t) in _PLAIN:
         return True
-    return type(t).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return type(t).__torch_dispatch__ is _NO_DISPATCH
+
+
+class Veil(Tensor):
+    """A plain tensor in a trace that also has subclasses.
+
+    Autograd sees the veil; behind it is a functional wrapper. An op on a subclass and a veil
+    reaches the recorder as it is, where a bare functional wrapper would have been taken apart first.
+    The veil keeps the sizes and strides that the tensor has in eager.
+    """
+
+    elem: Tensor
+
+    @staticmethod
+    def __new__(cls, elem: Tensor) -> Veil:
+        out: Veil = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            elem.size(),
+            strides=elem.stride(),
+            storage_offset=elem.storage_offset(),
+            dtype=elem.dtype,
+            layout=elem.layout,
+            device=elem.device,
+            _extra_dispatch_keys=_KEPT_KEYS & torch._C._dispatch_keys(elem),
+        )
+        out.elem = elem
+        return out
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} on a traced tensor, outside of the trace")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Veil({tuple(self.shape)}, {self.dtype})"
+
+
+_foreign: dict[type, bool] = {}
+
+
+def is_foreign(t: Any) -> bool:
+    """A subclass that can be taken apart into plain tensors."""
+    kind = type(t)
+    known = _foreign.get(kind)
+    if known is None:
+        known = issubclass(kind, Tensor) and kind not in _PLAIN and kind is not Veil
+        known = known and kind.__torch_dispatch__ is not _NO_DISPATCH
+        known = known and hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+        _foreign[kind] = known
+    return known
+
+
+def can_be_traced(t: Any) -> bool:
+    """Foreign, and so are or plain are all of its inner tensors."""
+    if not is_foreign(t):
+        return False
+    names, meta = t.__tensor_flatten__()
+    if any(isinstance(v, Tensor) for v in pytree.tree_leaves(meta)):
+        return False
+    inner = [getattr(t, name) for name in names]
+    return all(_is_strided(v) if is_plain(v) else can_be_traced(v) for v in inner)
+
+
+def _is_strided(t: Tensor) -> bool:
+    return type(t) in _PLAIN and t.layout is torch.strided and not t.is_quantized
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What a plain part looks like."""
+
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Any = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """How a subclass is put together; `inner` tells what its parts look like, or their forms."""
+
+    kind: Any
+    names: tuple[str, ...]
+    inner: tuple[Any, ...]
+    meta: Any
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    offset: Any = 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Form) or hash(self) != hash(other):
+            return False
+        mine = (self.kind, self.names, self.inner, self.size, self.stride)
+        return mine == (other.kind, other.names, other.inner, other.size, other.stride) and same_meta(
+            self.meta, other.meta
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.names))
+
+    @property
+    def count(self) -> int:
+        return sum(f.count if isinstance(f, Form) else 1 for f in self.inner)
+
+    @property
+    def plain(self) -> list[Plain]:
+        """What the parts look like, in order."""
+        return [p for f in self.inner for p in (f.plain if isinstance(f, Form) else (f,))]
+
+    def paths(self, source: str) -> list[str]:
+        """How the parts are reached from an expression for the whole."""
+        found: list[str] = []
+        for name, inner in zip(self.names, self.inner, strict=True):
+            text = f"{source}.{name}" if name.isidentifier() else f"getattr({source}, {name!r})"
+            found += inner.paths(text) if isinstance(inner, Form) else [text]
+        return found
+
+
+def same_meta(a: Any, b: Any) -> bool:
+    """Metadata is compared as the subclass' own values compare; when in doubt it differs."""
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:
+        return False
+
+
+def form_of(t: Tensor) -> Form:
+    names, meta = t.__tensor_flatten__()  # type: ignore[attr-defined]
+    inner = []
+    for name in names:
+        part = getattr(t, name)
+        inner.append(form_of(part) if is_foreign(part) else _plain(part))
+    size, stride, offset = tuple(t.size()), tuple(t.stride()), t.storage_offset()
+    return Form(type(t), tuple(names), tuple(inner), meta, size, stride, offset)
+
+
+def _plain(t: Tensor) -> Plain:
+    return Plain(tuple(t.size()), tuple(t.stride()), t.dtype, t.device, t.storage_offset())
+
+
+def parts_of(t: Tensor) -> list[Tensor]:
+    """The plain tensors inside, in order; a plain tensor is its only part."""
+    if not is_foreign(t):
+        return [t]
+    names, _ = t.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [part for name in names for part in parts_of(getattr(t, name))]
+
+
+def build(form: Form, parts: Iterator[Any]) -> Tensor:
+    """A subclass of this form around the given parts."""
+    inner = {
+        name: build(f, parts) if isinstance(f, Form) else next(parts)
+        for name, f in zip(form.names, form.inner, strict=True)
+    }
+    made: Tensor = form.kind.__tensor_unflatten__(inner, form.meta, torch.Size(form.size), form.stride)
+    return made
+
+
+class Bundle:
+    """What a traced subclass holds at some moment: its form and its parts' values."""
+
+    def __init__(self, form: Form, parts: list[Tensor]) -> None:
+        self.form = form
+        self.parts = parts
+
+    def size(self) -> tuple[Any, ...]:
+        return self.form.size
+
+    def stride(self) -> tuple[Any, ...]:
+        return self.form.stride
+
+    def storage_offset(self) -> Any:
+        return self.form.offset
+
+    def numel(self) -> int:
+        return int(torch.Size(self.form.size).numel())
+
+
+def values_of(value: Any) -> list[Any]:
+    """The plain values behind a traced value."""
+    return list(value.parts) if type(value) is Bundle else [value]
+
+
+def part_names(value: Any, name: str) -> list[str]:
+    """What the plain values behind a traced value are called in generated code."""
+    return [f"{name}_{k}" for k in range(len(value.parts))] if type(value) is Bundle else [name]
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Do two traced values stand for the same?"""
+    if type(a) is not Bundle or type(b) is not Bundle:
+        return a is b
+    return len(a.parts) == len(b.parts) and all(x is y for x, y in zip(a.parts, b.parts, strict=True))
+
+
+def handlers(tensors: Iterable[Any]) -> list[type]:
+    """The subclasses to ask, in torch's order: left to right, subclasses before their superclasses."""
+    found: list[type] = []
+    for t in tensors:
+        kind = type(t)
+        if not is_foreign(t) or kind in found:
+            continue
+        at = next((i for i, other in enumerate(found) if issubclass(kind, other)), len(found))
+        found.insert(at, kind)
+    return found
+
+
+def reshape_like(t: Tensor, form: Form | Plain) -> None:
+    """Gives a subclass and all of its parts the sizes and strides of a form."""
+    if (tuple(t.size()), tuple(t.stride()), t.storage_offset()) != (form.size, form.stride, form.offset):
+        if isinstance(form, Form):
+            reshape_outside(t, form.size, form.stride, form.offset)
+        else:
+            with torch.no_grad():
+                t.as_strided_(form.size, form.stride, form.offset)
+    if isinstance(form, Form):
+        for name, inner in zip(form.names, form.inner, strict=True):
+            reshape_like(getattr(t, name), inner)
+
+
+def reshape_outside(t: Tensor, size: Any, stride: Any, offset: Any) -> None:
+    """Changes what a wrapper says of its own sizes, without telling anybody."""
+    with no_dispatch():
+        torch.ops.aten.as_strided_.default(t, size, stride, offset)
+
+
+class Silent(TorchDispatchMode):
+    """An in-place op of which only autograd learns; what it does to the data is done by `instead`."""
+
+    def __init__(self, instead: Callable[[Any, tuple[Any, ...]], None] | None = None) -> None:
+        super().__init__()
+        self.instead = instead
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.instead is not None:
+            self.instead(func, args)
+        return args[0]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+_silent = Silent()
+
+
+def silent_reshape(t: Tensor, form: Form) -> None:
+    """`t.as_strided_(...)` for the history and the version counter, and for all parts."""
+    with Silent(lambda func, args: reshape_like(args[0], form)):
+        t.as_strided_(form.size, form.stride, form.offset)
+
+
+def silent_copy(t: Tensor, source: Tensor) -> None:
+    """`t.copy_(source)` for the history and the version counter; the parts have their values already."""
+    with _silent:
+        t.copy_(source)
+
+

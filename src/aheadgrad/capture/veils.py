@@ -1,0 +1,176 @@
+"""Recording functions of tensor subclasses: autograd on the outside, functional ops on the inside.
+
+In such a trace every plain tensor wears a veil. An op then comes to the recorder in one of three ways:
+
+    on a subclass       its `__torch_dispatch__` is asked; the ops that it makes of it come here again
+    on veils            done on the functional wrappers behind them, which brings it here once more
+    on fake tensors     written down
+
+So autograd's history belongs to the subclass, as in eager, and the program is made of plain tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.layouts import geometry_of, restore
+from aheadgrad.capture.recorder import Recorder
+from aheadgrad.errors import AheadgradError, FallbackError
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dispatch import (
+    HigherOrderOperator,
+    OpOverload,
+    is_composite,
+    is_mutable,
+    is_view_op,
+)
+from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import Veil, handlers, is_foreign, parts_of, reshape_outside
+
+aten = torch.ops.aten
+_LIFT_FRESH = aten.lift_fresh.default
+_STORAGE_OPS = {"set_", "resize_", "resize_as_", "resize_storage_bytes_"}
+
+
+class NeedsVeils(AheadgradError):
+    """A subclass appeared in a trace that was begun for plain tensors."""
+
+
+class View(NamedTuple):
+    """How a view of a subclass was made."""
+
+    out: Tensor
+    source: Tensor
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    part: int | None
+
+
+class VeiledRecorder(Recorder):
+    """The recorder of traces with subclasses."""
+
+    inside = False  # below functionalization
+    asking = 0  # inside subclasses' own code
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.views: dict[int, View] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.inside:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        if any(type(t) is FakeTensor for t in tensors):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _LIFT_FRESH:
+            return self._functional(func, args, kwargs, [])
+        if isinstance(func, HigherOrderOperator):
+            raise FallbackError(f"{func} is used together with tensor subclasses")
+        if any(map(_is_real, tensors)):
+            args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
+            tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        if any(map(is_foreign, tensors)):
+            return self._ask(func, tensors, args, kwargs)
+        if isinstance(func, OpOverload) and is_composite(func):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        return self._functional(func, args, kwargs, tensors)
+
+    def _enter(self, value: Any) -> Any:
+        return self.adopt(value) if isinstance(value, Tensor) and _is_real(value) else value
+
+    def _ask(self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The subclass decides what the op means."""
+        kinds = handlers(tensors)
+        out: Any = NotImplemented
+        self.asking += 1
+        try:
+            with self:
+                for kind in kinds:
+                    out = kind.__torch_dispatch__(func, tuple(kinds), args, kwargs)  # type: ignore[misc]
+                    if out is not NotImplemented:
+                        break
+        finally:
+            self.asking -= 1
+        if out is NotImplemented:
+            names = ", ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"no implementation found for {func} on {names}")
+        if is_view_op(func):
+            several = isinstance(out, list | tuple)
+            for k, part in enumerate(out if several else (out,)):
+                if isinstance(part, Tensor) and is_foreign(part):
+                    made = View(part, args[0], func, args[1:], kwargs, k if several else None)
+                    self.views[id(part)] = made
+        return out
+
+    def _functional(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        if getattr(func, "overloadpacket", None) is not None:
+            name = func.overloadpacket.__name__
+            if name in _STORAGE_OPS:
+                raise FallbackError(f"{name} changes a storage in a function with tensor subclasses")
+        veils: dict[int, Veil] = {}
+        with self:
+            for t in tensors:
+                assert type(t) is Veil
+                self.settle(t)
+                veils[id(t.elem)] = t
+        bare_args, bare_kwargs = pytree.tree_map(_lifted, (args, kwargs))
+        self.inside = True
+        try:
+            with self, functional.behind_veils():
+                out = func(*bare_args, **bare_kwargs)
+        finally:
+            self.inside = False
+        if is_mutable(func) and torch.Tag.inplace_view in func.tags:
+            for veil in veils.values():
+                functional.sync(veil)
+                g = geometry_of(veil.elem)
+                if g != geometry_of(veil):
+                    reshape_outside(veil, g.size, g.stride, g.offset)
+
+        def veiled(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            known = veils.get(id(value))
+            return Veil(value) if known is None else known
+
+        return pytree.tree_map(veiled, out)
+
+    def settle(self, t: Tensor) -> None:
+        """Gives a tensor the strides that it has in eager, which a recorded write may have lost."""
+        for part in parts_of(t):
+            if type(part) is Veil:
+                functional.sync(part)
+                if geometry_of(part.elem) != geometry_of(part):
+                    restore_behind(self, part)
+
+
+def restore_behind(recorder: VeiledRecorder, veil: Veil) -> None:
+    before = recorder.inside
+    recorder.inside = True
+    try:
+        restore(veil.elem, geometry_of(veil))
+    finally:
+        recorder.inside = before
+
+
+def _is_real(t: Tensor) -> bool:
+    if is_foreign(t):
+        return not functional.is_wrapped(t)
+    return type(t) is not Veil
+
+
+def _lifted(value: Any) -> Any:
+    return value.elem if type(value) is Veil else value

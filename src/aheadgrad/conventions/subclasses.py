@@ -1,0 +1,214 @@
+"""Tensor subclasses around programs of plain tensors.
+
+Everything else in an entry function (updates, views, nodes) deals with whole tensors, as the caller
+does. Only the program's call deals with parts:
+
+    p0_0 = p0.a                          # taken apart
+    p0_1 = p0.b
+    mul = f_mul(p0_0, 2) ...             # the program's lines
+    r0 = unflatten({"a": mul, "b": mul_1}, None, (3,), (1,))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.facts.facts import InputFacts
+from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.torchlayer.autograd import set_version, version
+from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import (
+    Bundle,
+    Form,
+    form_of,
+    is_foreign,
+    part_names,
+    silent_copy,
+    silent_reshape,
+)
+
+if TYPE_CHECKING:
+    from aheadgrad.backends.eager import Boxed
+    from aheadgrad.capture.joint import Gradients
+    from aheadgrad.capture.stage import Captured
+    from aheadgrad.runtime.assemble import Assembly
+
+Inline = Callable[[Script, list[str]], list[str]]
+
+
+def open_up(script: Script, form: Form, name: str) -> list[str]:
+    """Lines that take a subclass apart; the names of its parts."""
+    found = []
+    for k, path in enumerate(form.paths(name)):
+        script.line(f"{name}_{k} = {path}")
+        found.append(f"{name}_{k}")
+    return found
+
+
+def put_together(names: Namespace, form: Form, parts: Iterator[str]) -> str:
+    """An expression for a subclass of this form around the given parts."""
+    inner = [
+        f"{name!r}: {put_together(names, f, parts) if isinstance(f, Form) else next(parts)}"
+        for name, f in zip(form.names, form.inner, strict=True)
+    ]
+    unflatten = names.name(form.kind.__tensor_unflatten__, f"make_{form.kind.__name__}")
+    size = names.literal(torch.Size(form.size))
+    return f"{unflatten}({{{', '.join(inner)}}}, {names.literal(form.meta)}, {size}, {names.literal(form.stride)})"
+
+
+def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed:
+    """The forward, taking and returning whole tensors; `results` are those of the program itself."""
+    if not captured.session.veiled:
+        return forward
+    entering = [e.value for e in captured.session.entrances]
+    leaving = [(e.value, _is_handed_out(captured, i)) for i, e in enumerate(captured.exits)]
+
+    def inline(script: Script, given: list[str]) -> list[str]:
+        places: list[str] = []
+        for value, name in zip(entering, given, strict=True):
+            places += open_up(script, value.form, name) if type(value) is Bundle else [name]
+        values = iter(_lines(forward, script, places, results))
+        wholes: list[str] = []
+        for i, (value, wanted) in enumerate(leaving):
+            if type(value) is not Bundle:
+                wholes.append(next(values))
+                continue
+            parts = []
+            for name, part in zip(part_names(value, f"r{i}"), value.parts, strict=True):
+                cut = ".detach()" if _is_view(captured, part) else ""
+                script.line(f"{name} = {next(values)}{cut}")
+                parts.append(name)
+            wholes.append(put_together(script.names, value.form, iter(parts)) if wanted else "None")
+        return [*wholes, *values]
+
+    return _boxed("forward_of_wholes", inline, len(entering))
+
+
+def backward_of_wholes(gradients: Gradients, run: Boxed, saved: int) -> Boxed:
+    """A backward that takes tangents and returns gradients as whole tensors."""
+    tangents = [t for t in gradients.tangents if t is not None]
+    if not any(type(v) is Bundle for v in (*tangents, *gradients.grads)):
+        return run
+    results = sum(len(g.parts) if type(g) is Bundle else 1 for g in gradients.grads)
+
+    def inline(script: Script, given: list[str]) -> list[str]:
+        places = given[:saved]
+        for value, name in zip(tangents, given[saved:], strict=True):
+            places += open_up(script, value.form, name) if type(value) is Bundle else [name]
+        values = iter(_lines(run, script, places, results))
+        wholes = []
+        for value in gradients.grads:
+            if type(value) is Bundle:
+                wholes.append(put_together(script.names, value.form, values))
+            else:
+                wholes.append(next(values))
+        return wholes
+
+    return _boxed("backward_of_wholes", inline, saved + len(tangents))
+
+
+def _lines(run: Any, script: Script, places: list[str], results: int) -> list[str]:
+    """The program's own lines where it has them, a call otherwise."""
+    inline = getattr(run, "inline", None)
+    if inline is not None:
+        found: list[str] = inline(script, places)
+        return found
+    script.line(f"results = {script.names.name(run, 'program')}([{', '.join(places)}])")
+    return [f"results[{k}]" for k in range(results)]
+
+
+def _boxed(title: str, inline: Inline, count: int) -> Boxed:
+    script = Script(title)
+    given = [f"p{i}" for i in range(count)]
+    if given:
+        script.line(f"{', '.join(given)}, = args")
+        script.line("args.clear()")
+    script.line(f"return [{', '.join(inline(script, given))}]")
+    function: Any = script.function("args")[0]
+    function.inline = inline
+    boxed: Boxed = function
+    return boxed
+
+
+def _is_handed_out(captured: Captured, i: int) -> bool:
+    """Is the whole needed, rather than its parts' values alone?"""
+    from aheadgrad.runtime.watch import is_own
+
+    e = captured.exits[i]
+    return e.differentiable or is_own(captured, e.slot)
+
+
+def _is_view(captured: Captured, value: Tensor) -> bool:
+    made = captured.session.trace.producer(value)
+    return made is None or is_view_op(captured.session.trace.records[made.record].target)
+
+
+# ---- updates --------------------------------------------------------------------------------
+
+
+def emit_parts(script: Script, a: Assembly) -> None:
+    """New values for the parts of changed inputs; grad mode is off here."""
+    for fact in a.facts.inputs:
+        if fact.parts is None or fact.index not in a.updated:
+            continue
+        name, new = a.input_names[fact.index], f"r{a.updated[fact.index]}"
+        form = a.exits[a.updated[fact.index]].value.form
+        if fact.parts.form is not None and not fact.history_changed:
+            emit_reshape(script, fact, name)
+        for k, path in enumerate(form.paths(name)):
+            if k in fact.parts.changed:
+                script.line(f"{script.names.name(write_part, 'write_part')}({path}, {new}_{k})")
+            elif k in fact.parts.exchanged:
+                script.line(f"{path} = {new}_{k}")
+
+
+def emit_reshape(script: Script, fact: InputFacts, name: str) -> None:
+    assert fact.parts is not None
+    form = script.names.name(fact.parts.form, "form")
+    script.line(f"{script.names.name(silent_reshape, 'silent_reshape')}({name}, {form})")
+
+
+def emit_history(script: Script, a: Assembly, fact: InputFacts) -> int:
+    """What autograd must see of a change; how often this moves the version counter."""
+    assert fact.parts is not None
+    name, moves = a.input_names[fact.index], int(fact.parts.form is not None)
+    if not fact.history_changed:
+        return moves
+    if fact.parts.form is not None:
+        emit_reshape(script, fact, name)
+    if fact.data_changed:
+        copy = script.names.name(silent_copy, "silent_copy")
+        script.line(f"{copy}({name}, r{a.updated[fact.index]})")
+        moves += 1
+    return moves
+
+
+def write_part(part: Tensor, new: Tensor) -> None:
+    """A part's new value. Its version counter stays: in eager, nobody is told of the write."""
+    before = version(part)
+    part.copy_(new)
+    if not part.is_inference():
+        set_version(part, before)
+
+
+# ---- tangents -------------------------------------------------------------------------------
+
+
+def tangent_pattern(t: Tensor) -> Any:
+    """What a backward is compiled for: the strides of a plain tangent, the form of a subclass."""
+    return form_of(t) if is_foreign(t) else t.stride()
+
+
+def tangent_test(names: Namespace, t: str, expected: Any) -> str:
+    """A condition on a tangent that is there."""
+    if isinstance(expected, Form):
+        form_of_ = names.name(tangent_pattern, "pattern_of")
+        return f"{t} is not None and {form_of_}({t}) == {names.name(expected, 'form')}"
+    plain = names.name(Tensor, "Tensor")
+    return f"{t} is not None and type({t}) is {plain} and {t}.stride() == {names.literal(tuple(expected))}"
+
+
