@@ -50,6 +50,21 @@ class Parent:
     base_required_grad: bool
 
 
+@dataclass(frozen=True, eq=False)
+class InPlace:
+    """A change of shape in place of a tensor subclass, which is made again as it is."""
+
+    of: Tensor
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    with_grad: bool
+
+    @property
+    def tracked(self) -> bool:
+        return self.with_grad and self.of.requires_grad
+
+
 class Disguises:
     def __init__(self) -> None:
         self.worn: dict[int, Disguise] = {}

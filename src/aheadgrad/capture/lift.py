@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import layouts
-from aheadgrad.capture.disguises import OUT_OF_PLACE
+from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
+from aheadgrad.torchlayer.subclasses import is_foreign
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -102,7 +103,10 @@ class Lift(TorchFunctionMode):
         given: Any = args[0] if args else None
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
-        if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
+        if func in OUT_OF_PLACE and is_foreign(given):
+            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled())
+            self.session.reshapes.setdefault(id(given), []).append(done)
+        elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given
         if func in _DETACHES:
             self.session.must_be_no_view(given)

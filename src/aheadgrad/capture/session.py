@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.disguises import Disguises
+from aheadgrad.capture.disguises import Disguises, InPlace
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import tracing
 from aheadgrad.capture.layouts import Layouts
@@ -63,6 +63,7 @@ class Session:
         self.reads_offsets = False
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
+        self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.lifting = Lift(self)
 
     @contextmanager

@@ -49,6 +49,7 @@ class View(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     part: int | None
+    look: Any
 
 
 class VeiledRecorder(Recorder):
@@ -109,8 +110,9 @@ class VeiledRecorder(Recorder):
             several = isinstance(out, list | tuple)
             for k, part in enumerate(out if several else (out,)):
                 if isinstance(part, Tensor) and is_foreign(part):
-                    made = View(part, args[0], func, args[1:], kwargs, k if several else None)
-                    self.views[id(part)] = made
+                    at = k if several else None
+                    look = geometry_of(args[0])
+                    self.views[id(part)] = View(part, args[0], func, args[1:], kwargs, at, look)
         return out
 
     def _functional(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.torchlayer.autograd import set_version, version
+from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
@@ -28,7 +28,6 @@ from aheadgrad.torchlayer.subclasses import (
     is_foreign,
     part_names,
     silent_copy,
-    silent_reshape,
 )
 
 if TYPE_CHECKING:
@@ -153,44 +152,66 @@ def _is_view(captured: Captured, value: Tensor) -> bool:
 def emit_parts(script: Script, a: Assembly) -> None:
     """New values for the parts of changed inputs; grad mode is off here."""
     for fact in a.facts.inputs:
-        if fact.parts is None or fact.index not in a.updated:
+        if fact.parts is None:
             continue
-        name, new = a.input_names[fact.index], f"r{a.updated[fact.index]}"
-        form = a.exits[a.updated[fact.index]].value.form
-        if fact.parts.form is not None and not fact.history_changed:
-            emit_reshape(script, fact, name)
-        for k, path in enumerate(form.paths(name)):
-            if k in fact.parts.changed:
-                script.line(f"{script.names.name(write_part, 'write_part')}({path}, {new}_{k})")
-            elif k in fact.parts.exchanged:
-                script.line(f"{path} = {new}_{k}")
+        if not fact.parts.reshapes:
+            _emit_writes(script, a, fact)
+        elif not fact.history_changed:
+            emit_reshapes(script, fact, a.input_names[fact.index])
+            _emit_writes(script, a, fact)
 
 
-def emit_reshape(script: Script, fact: InputFacts, name: str) -> None:
+def _emit_writes(script: Script, a: Assembly, fact: InputFacts) -> None:
     assert fact.parts is not None
-    form = script.names.name(fact.parts.form, "form")
-    script.line(f"{script.names.name(silent_reshape, 'silent_reshape')}({name}, {form})")
+    if not fact.parts.changed and not fact.parts.exchanged:
+        return
+    position = a.updated[fact.index]
+    for k, path in enumerate(a.exits[position].value.form.paths(a.input_names[fact.index])):
+        if k in fact.parts.changed:
+            script.line(f"{script.names.name(write_part, 'write_part')}({path}, r{position}_{k})")
+        elif k in fact.parts.exchanged:
+            script.line(f"{path} = r{position}_{k}")
 
 
-def emit_history(script: Script, a: Assembly, fact: InputFacts) -> int:
-    """What autograd must see of a change; how often this moves the version counter."""
+def emit_reshapes(script: Script, fact: InputFacts, name: str) -> None:
+    """Changes of shape in place, as the caller's subclass makes them."""
     assert fact.parts is not None
-    name, moves = a.input_names[fact.index], int(fact.parts.form is not None)
+    literal = script.names.literal
+    for call in fact.parts.reshapes:
+        args = [name, *map(literal, call.args), *(f"{k}={literal(v)}" for k, v in call.kwargs.items())]
+        function = script.names.name(call.function, call.function.__name__)
+        if not call.with_grad and fact.history_changed:
+            script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}(False)")
+        script.line(f"{function}({', '.join(args)})")
+        if not call.with_grad and fact.history_changed:
+            script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}(True)")
+
+
+def own_bumps(fact: InputFacts) -> int:
+    """How often our own update moves the version counter."""
+    assert fact.parts is not None
+    return len(fact.parts.reshapes) + (fact.history_changed and fact.data_changed)
+
+
+def emit_history(script: Script, a: Assembly, fact: InputFacts) -> None:
+    """What autograd must see of a change."""
+    assert fact.parts is not None
+    name = a.input_names[fact.index]
     if not fact.history_changed:
-        return moves
-    if fact.parts.form is not None:
-        emit_reshape(script, fact, name)
+        return
+    if fact.parts.reshapes:
+        emit_reshapes(script, fact, name)
+        _emit_writes(script, a, fact)
     if fact.data_changed:
         copy = script.names.name(silent_copy, "silent_copy")
         script.line(f"{copy}({name}, r{a.updated[fact.index]})")
-        moves += 1
-    return moves
 
 
 def write_part(part: Tensor, new: Tensor) -> None:
     """A part's new value. Its version counter stays: in eager, nobody is told of the write."""
     before = version(part)
-    part.copy_(new)
+    with torch.no_grad():
+        part.copy_(new)
     if not part.is_inference():
         set_version(part, before)
 

@@ -58,10 +58,11 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
     if fact.parts is not None:
-        own = subclasses.emit_history(script, a, fact)
-        if not a.inference:
+        own = subclasses.own_bumps(fact)
+        if not a.inference:  # first, as autograd remembers at which version it made a view's history
             ahead = fact.index < 0 or (fact.history_changed and fact.version_bumps)
             _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
+        subclasses.emit_history(script, a, fact)
         return
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)

@@ -18,11 +18,11 @@ class Geometry:
 @dataclass(frozen=True)
 class PartFacts:
     """What happened to the parts of an input that is a tensor subclass: which of them have new
-    values, which were exchanged for others, and what all look like afterwards, if that changed."""
+    values, which were exchanged for others, and the changes of shape in place, to be made again."""
 
     changed: tuple[int, ...] = ()
     exchanged: tuple[int, ...] = ()
-    form: Any = None
+    reshapes: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

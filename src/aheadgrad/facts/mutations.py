@@ -63,14 +63,15 @@ def part_facts(session: Session, current: Tensor, entrance: Entrance) -> PartFac
         raise FallbackError(f"the metadata of {entrance.slot.describe()} is changed inside")
     keys = functional.storage_key(current)
     exchanged = tuple(k for k, key in enumerate(keys) if key != entrance.storage[k])
-    pairs = zip(now.parts, value.parts, strict=True)
-    changed = tuple(k for k, (a, b) in enumerate(pairs) if a is not b and k not in exchanged)
-    form = None
-    if [p.offset for p in after.plain] != [p.offset for p in before.plain] or after != before:
-        form = after
-    if form is not None and exchanged:
-        raise FallbackError(f"parts of {entrance.slot.describe()} are exchanged for others of another size")
-    return PartFacts(changed, exchanged, form) if changed or exchanged or form is not None else None
+    each = enumerate(zip(now.parts, value.parts, functional.wrappers(current), strict=True))
+    changed = tuple(
+        k for k, (a, b, w) in each if a is not b and functional.has_data_mutation(w) and k not in exchanged
+    )
+    reshapes = tuple(session.reshapes.get(id(current), ()))
+    same = [p.offset for p in after.plain] == [p.offset for p in before.plain] and after == before
+    if (exchanged and reshapes) or not (same or exchanged or reshapes):
+        raise FallbackError(f"{entrance.slot.describe()} gets another shape in a way that cannot be repeated")
+    return PartFacts(changed, exchanged, reshapes) if changed or exchanged or reshapes else None
 
 
 def _adopted(session: Session, entrance: Entrance) -> int | None:
@@ -105,8 +106,10 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     becomes_leaf = None
     if member.is_root and history is None and member.seen.requires_grad != member.required_grad:
         becomes_leaf = member.seen.requires_grad
+    reshapes = tuple(session.reshapes.get(id(member.seen), ()))
     return InputFacts(
         -1 - k,
+        parts=PartFacts(reshapes=reshapes) if reshapes else None,
         data_changed=changed,
         geometry=_new_geometry(session, member.seen, current, before),
         history_changed=changed or _reshaped_in_sight(session, member.seen),
@@ -121,6 +124,8 @@ def _made_a_leaf(view: Tensor) -> bool:
 
 
 def _reshaped_in_sight(session: Session, seen: Tensor) -> bool:
+    if any(call.tracked for call in session.reshapes.get(id(seen), ())):
+        return True
     worn = session.disguises.worn.get(id(seen))
     return worn is not None and worn.tracked
 

@@ -21,7 +21,7 @@ from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
-from aheadgrad.torchlayer.subclasses import Bundle
+from aheadgrad.torchlayer.subclasses import Bundle, values_of
 
 # Their recorded formula does without the result, as it may not look for zeros in the input.
 _RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
@@ -93,7 +93,7 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
         if fact.index >= 0
         and fact.data_changed
         and (fact.history_changed or not fact.version_bumps)
-        and id(view_source(captured, e.value)) in sources
+        and any(id(view_source(captured, v)) in sources for v in values_of(e.value))
     ]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.dispatch import TorchDispatchMode
+from aheadgrad.torchlayer.dispatch import TorchDispatchMode, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -62,10 +62,20 @@ class Veil(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError(f"{func} on a traced tensor, outside of the trace")
+        """Outside of the trace: autograd takes out what it saved, or replays a view for its history."""
+        bare_args, bare_kwargs = pytree.tree_map(_bare, (args, kwargs or {}))
+        return pytree.tree_map(_veiled, func(*bare_args, **bare_kwargs))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return f"Veil({tuple(self.shape)}, {self.dtype})"
+
+
+def _bare(value: Any) -> Any:
+    return value.elem if type(value) is Veil else value
+
+
+def _veiled(value: Any) -> Any:
+    return Veil(value) if isinstance(value, Tensor) else value
 
 
 _foreign: dict[type, bool] = {}
@@ -241,19 +251,6 @@ def handlers(tensors: Iterable[Any]) -> list[type]:
     return found
 
 
-def reshape_like(t: Tensor, form: Form | Plain) -> None:
-    """Gives a subclass and all of its parts the sizes and strides of a form."""
-    if (tuple(t.size()), tuple(t.stride()), t.storage_offset()) != (form.size, form.stride, form.offset):
-        if isinstance(form, Form):
-            reshape_outside(t, form.size, form.stride, form.offset)
-        else:
-            with torch.no_grad():
-                t.as_strided_(form.size, form.stride, form.offset)
-    if isinstance(form, Form):
-        for name, inner in zip(form.names, form.inner, strict=True):
-            reshape_like(getattr(t, name), inner)
-
-
 def reshape_outside(t: Tensor, size: Any, stride: Any, offset: Any) -> None:
     """Changes what a wrapper says of its own sizes, without telling anybody."""
     with no_dispatch():
@@ -261,15 +258,11 @@ def reshape_outside(t: Tensor, size: Any, stride: Any, offset: Any) -> None:
 
 
 class Silent(TorchDispatchMode):
-    """An in-place op of which only autograd learns; what it does to the data is done by `instead`."""
-
-    def __init__(self, instead: Callable[[Any, tuple[Any, ...]], None] | None = None) -> None:
-        super().__init__()
-        self.instead = instead
+    """An in-place op of which only autograd learns."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.instead is not None:
-            self.instead(func, args)
+        if not is_mutable(func):  # autograd asks for views of it
+            return func(*args, **(kwargs or {}))
         return args[0]
 
     @classmethod
@@ -278,12 +271,6 @@ class Silent(TorchDispatchMode):
 
 
 _silent = Silent()
-
-
-def silent_reshape(t: Tensor, form: Form) -> None:
-    """`t.as_strided_(...)` for the history and the version counter, and for all parts."""
-    with Silent(lambda func, args: reshape_like(args[0], form)):
-        t.as_strided_(form.size, form.stride, form.offset)
 
 
 def silent_copy(t: Tensor, source: Tensor) -> None:
