@@ -42,6 +42,7 @@ class Entrance:
     storage: Any
     required_grad: bool
     form: Form | None = None  # of a tensor subclass
+    parts: tuple[Any, ...] = ()
 
     @property
     def is_leaf(self) -> bool:

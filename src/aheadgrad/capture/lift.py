@@ -104,6 +104,8 @@ class Lift(TorchFunctionMode):
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and is_foreign(given):
+            if disguises.current(given) is not given:
+                raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
             done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled())
             self.session.reshapes.setdefault(id(given), []).append(done)
         elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):

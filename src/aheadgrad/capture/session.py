@@ -30,7 +30,7 @@ from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
-from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain
+from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names
 
 
 class Session:
@@ -63,6 +63,8 @@ class Session:
         self.reads_offsets = False
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
+        self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
+        self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.lifting = Lift(self)
 
@@ -90,6 +92,15 @@ class Session:
         if self.veiled:
             self.recorder.settle(t)  # type: ignore[attr-defined]
         self.layouts.settle(t)
+
+    def given_parts(self) -> dict[int, str]:
+        """By id of their traced tensor: what the parts of inputs are called in generated code."""
+        found: dict[int, str] = {}
+        for i, e in enumerate(self.entrances):
+            names = part_names(e.value, f"p{i}")
+            for (_, veil, _), name in zip(e.parts, names, strict=False):
+                found.setdefault(id(veil), name)
+        return found
 
     def settle_gradient(self, g: Tensor) -> None:
         """As `settle`, for what a backward gives."""
@@ -199,6 +210,7 @@ class Session:
             if not isinstance(e.slot, ClosedOver):
                 self._by_real.pop(id(e.real), None)
                 e.real = nothing
+        self.parts.clear()
         for m in self.members:
             self._by_real.pop(id(m.real), None)
             m.real = m.owner = nothing

@@ -19,7 +19,7 @@ from aheadgrad.errors import AheadgradError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
-from aheadgrad.facts.storage import merge_shared
+from aheadgrad.facts.storage import check_bases, merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.opened import opened
@@ -205,7 +205,9 @@ def _run_forward(call: Call, options: Options) -> Forward:
     if merged is None:
         return forward
     _fix_sizes(merged)
-    return run(_open(merged, options, veiled), merged)
+    forward = run(_open(merged, options, veiled), merged)
+    check_bases(forward.session)
+    return forward
 
 
 def _fix_sizes(call: Call) -> None:

@@ -21,29 +21,43 @@ if TYPE_CHECKING:
 
 def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: str) -> Entrance:
     """An entrance for a subclass: its parts enter, and it is built again around them."""
-    if not can_be_traced(real):
-        raise FallbackError(f"{slot.describe()} is a {type(real).__name__}, which has inner tensors of its own kind")
-    form = form_of(real)
-    parts = parts_of(real)
+    with functional.outside():
+        if not can_be_traced(real):
+            raise FallbackError(f"{slot.describe()} is a {type(real).__name__} that cannot be taken apart")
+        form = form_of(real)
+        parts = parts_of(real)
     with no_function_modes():
         names = [f"{symbolic_name}{k}_" if symbolic_name else "" for k in range(len(parts))]
-        fakes = [session.fake(part, name) for part, name in zip(parts, names, strict=True)]
-        seen = around(session, form, fakes, parts)
+        for part, name in zip(parts, names, strict=True):
+            _enter_part(session, part, name)
+        veils, fakes = zip(*(session.parts[id(part)][1:] for part in parts), strict=True)
+        seen = around(form, list(veils))
         leaf = None
         if real.requires_grad and not real.is_leaf:
-            leaf = around(session, form, [session.fake(f) for f in fakes], parts)
-        value: Any = Bundle(form_of(seen), list(fakes))
+            shared = _common_parts(seen, _new_like(seen))
+            leaf = around(
+                form, [shared[k] if k in shared else session.wrap(session.fake(f)) for k, f in enumerate(fakes)]
+            )
+        value = Bundle(form, list(fakes))
         entrance = make_entrance(slot, real, value, seen, leaf)
+    value.form = form_of(entrance.seen)
     entrance.form = form
+    entrance.parts = tuple((None, *session.parts[id(part)][1:]) for part in parts)
     return entrance
 
 
-def around(session: Session, form: Form, fakes: list[FakeTensor], like: list[Tensor] | None = None) -> Tensor:
-    """A traced subclass of this form that holds these values; no history, and requires no grad."""
-    veils = [session.wrap(f) for f in fakes]
-    for veil, part in zip(veils, like or (), strict=False):
+def _enter_part(session: Session, part: Tensor, name: str) -> None:
+    """A part of several subclasses enters once."""
+    if id(part) not in session.parts:
+        fake = session.fake(part, name)
+        veil = session.wrap(fake)
         if part.requires_grad:
             veil.requires_grad_()
+        session.parts[id(part)] = (part, veil, fake)
+
+
+def around(form: Form, veils: list[Tensor]) -> Tensor:
+    """A traced subclass of this form around these parts; no history, and requires no grad."""
     with torch.no_grad():
         made = build(form, iter(veils))
     if made.grad_fn is not None:
@@ -58,14 +72,38 @@ def tangent_like(session: Session, like: Tensor, pattern: Any) -> tuple[Any, Ten
     if not isinstance(pattern, Form):
         value = _room(session, tuple(like.size()), pattern, like.dtype, like.device)
         return value, session.wrap(value)
-    fakes = [_room(session, p.size, p.stride, p.dtype, p.device) for p in pattern.plain]
-    return Bundle(pattern, list(fakes)), around(session, pattern, fakes)
+    shared = session.shared_parts.get(id(like), {})
+    veils = []
+    for k, p in enumerate(pattern.plain):
+        room = _room(session, p.size, p.stride, p.dtype, p.device)
+        veils.append(shared[k] if k in shared else session.wrap(room))
+    for veil in shared.values():
+        functional.sync(veil)
+    return Bundle(pattern, [functional.unwrap(v) for v in veils]), around(pattern, veils)
 
 
 def expected_tangent(session: Session, like: Tensor) -> Any:
-    """The form that we expect of a tangent: that of a new tensor like the output."""
+    """The form that we expect of a tangent: that of a new tensor like the output.
+
+    Parts that such a tensor has in common with the output (the offsets of a jagged one) are what
+    makes both of one shape: any tangent has them in common with its output.
+    """
+    new = _new_like(like)
+    session.shared_parts[id(like)] = _common_parts(like, new)
+    return form_of(new)
+
+
+def _new_like(t: Tensor) -> Tensor:
+    """A new tensor of the same kind, as far as the subclass knows how to make one."""
     with torch.no_grad():
-        return form_of(torch.empty_like(like))
+        try:
+            return torch.empty_like(t)
+        except (NotImplementedError, TypeError):
+            return t.detach()
+
+
+def _common_parts(a: Tensor, b: Tensor) -> dict[int, Tensor]:
+    return {k: x for k, (x, y) in enumerate(zip(parts_of(a), parts_of(b), strict=False)) if x is y}
 
 
 def _room(session: Session, size: Any, stride: Any, dtype: Any, device: Any) -> FakeTensor:

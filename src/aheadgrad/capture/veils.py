@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.layouts import geometry_of, restore
+from aheadgrad.capture.overlaps import check_memory
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -29,7 +30,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_view_op,
 )
 from aheadgrad.torchlayer.fake import FakeTensor
-from aheadgrad.torchlayer.subclasses import Veil, handlers, is_foreign, parts_of, reshape_outside
+from aheadgrad.torchlayer.subclasses import Veil, is_foreign, parts_of, reshape_outside
 
 aten = torch.ops.aten
 _LIFT_FRESH = aten.lift_fresh.default
@@ -57,6 +58,7 @@ class VeiledRecorder(Recorder):
 
     inside = False  # below functionalization
     asking = 0  # inside subclasses' own code
+    declines = False  # the next op is for others
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -66,6 +68,9 @@ class VeiledRecorder(Recorder):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.declines:
+            self.declines = False
+            return NotImplemented
         if self.inside:
             return super().__torch_dispatch__(func, types, args, kwargs)
         tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
@@ -79,7 +84,7 @@ class VeiledRecorder(Recorder):
             args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
             tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
         if any(map(is_foreign, tensors)):
-            return self._ask(func, tensors, args, kwargs)
+            return self._ask(func, args, kwargs)
         if isinstance(func, OpOverload) and is_composite(func):
             with self:
                 out = func.decompose(*args, **kwargs)
@@ -90,22 +95,17 @@ class VeiledRecorder(Recorder):
     def _enter(self, value: Any) -> Any:
         return self.adopt(value) if isinstance(value, Tensor) and _is_real(value) else value
 
-    def _ask(self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The subclass decides what the op means."""
-        kinds = handlers(tensors)
-        out: Any = NotImplemented
+    def _ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The subclass decides what the op means: called again, and declined by this recorder, the op
+        goes to whom torch would ask next."""
         self.asking += 1
+        self.declines = True
         try:
-            with self:
-                for kind in kinds:
-                    out = kind.__torch_dispatch__(func, tuple(kinds), args, kwargs)  # type: ignore[misc]
-                    if out is not NotImplemented:
-                        break
+            with self, functional.below_autograd():
+                out = func(*args, **kwargs)
         finally:
             self.asking -= 1
-        if out is NotImplemented:
-            names = ", ".join(kind.__name__ for kind in kinds)
-            raise TypeError(f"no implementation found for {func} on {names}")
+            self.declines = False
         if is_view_op(func):
             several = isinstance(out, list | tuple)
             for k, part in enumerate(out if several else (out,)):
@@ -123,6 +123,10 @@ class VeiledRecorder(Recorder):
             if name in _STORAGE_OPS:
                 raise FallbackError(f"{name} changes a storage in a function with tensor subclasses")
         veils: dict[int, Veil] = {}
+        if self.asking and not is_view_op(func) and any(t.is_conj() or t.is_neg() for t in tensors):
+            raise FallbackError("a subclass computes with a lazily conjugated tensor, which it does not see")
+        if self.asking and is_mutable(func) and tensors:
+            check_memory(func.overloadpacket.__name__, tensors[0], tensors[1:])
         with self:
             for t in tensors:
                 assert type(t) is Veil

@@ -154,6 +154,10 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
         script.line(f"{bump}({base}, {base}._version + {_LONG_AGO})")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(False)")
+    moved = sum(step.in_place for step in fact.recipe.steps)
+    if moved and not a.inference:
+        counter = script.names.name(set_version, "set_version")
+        script.line(f"{counter}({base}, {base}._version - {moved})")
     script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(True)")

@@ -23,10 +23,14 @@ from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
+    Fixed,
     Form,
+    Plain,
     form_of,
     is_foreign,
+    is_ragged,
     part_names,
+    parts_of,
     silent_copy,
 )
 
@@ -50,13 +54,31 @@ def open_up(script: Script, form: Form, name: str) -> list[str]:
 
 def put_together(names: Namespace, form: Form, parts: Iterator[str]) -> str:
     """An expression for a subclass of this form around the given parts."""
-    inner = [
-        f"{name!r}: {put_together(names, f, parts) if isinstance(f, Form) else next(parts)}"
-        for name, f in zip(form.names, form.inner, strict=True)
-    ]
+    inner = []
+    for name, f in zip(form.names, form.inner, strict=True):
+        if isinstance(f, Fixed):
+            text = names.name(f.value, "fixed")
+        else:
+            text = put_together(names, f, parts) if isinstance(f, Form) else next(parts)
+        inner.append(f"{name!r}: {text}")
     unflatten = names.name(form.kind.__tensor_unflatten__, f"make_{form.kind.__name__}")
-    size = names.literal(torch.Size(form.size))
-    return f"{unflatten}({{{', '.join(inner)}}}, {names.literal(form.meta)}, {size}, {names.literal(form.stride)})"
+    size = names.name(form.size, "size") if any(map(is_ragged, form.size)) else names.literal(form.size)
+    return f"{unflatten}({{{', '.join(inner)}}}, {_meta(names, form)}, {size}, {_stride(names, form, inner)})"
+
+
+def _meta(names: Namespace, form: Form) -> str:
+    return "None" if form.meta is None else names.name(form.meta, "metadata")
+
+
+def _stride(names: Namespace, form: Form, inner: list[str]) -> str:
+    """The outer strides: those of a part, where kernels may choose them as they like."""
+    if any(map(is_ragged, form.stride)):
+        return names.name(form.stride, "stride")
+    if any(isinstance(n, int) and n < 2 for n in form.size):
+        for text, part in zip(inner, form.inner, strict=True):
+            if isinstance(part, Plain) and (part.size, part.stride) == (tuple(form.size), form.stride):
+                return text.partition(": ")[2] + ".stride()"
+    return names.literal(form.stride)
 
 
 def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed:
@@ -64,6 +86,7 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
     if not captured.session.veiled:
         return forward
     entering = [e.value for e in captured.session.entrances]
+    given_parts = captured.session.given_parts()
     leaving = [(e.value, _is_handed_out(captured, i)) for i, e in enumerate(captured.exits)]
 
     def inline(script: Script, given: list[str]) -> list[str]:
@@ -76,11 +99,11 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
             if type(value) is not Bundle:
                 wholes.append(next(values))
                 continue
-            parts = []
-            for name, part in zip(part_names(value, f"r{i}"), value.parts, strict=True):
-                cut = ".detach()" if _is_view(captured, part) else ""
+            parts = part_names(value, f"r{i}")
+            traced = parts_of(captured.exits[i].traced)
+            for name, part, veil in zip(parts, value.parts, traced, strict=True):
+                cut = ".detach()" if id(veil) not in given_parts and _is_view(captured, part) else ""
                 script.line(f"{name} = {next(values)}{cut}")
-                parts.append(name)
             wholes.append(put_together(script.names, value.form, iter(parts)) if wanted else "None")
         return [*wholes, *values]
 

@@ -42,7 +42,7 @@ from aheadgrad.torchlayer.autograd import (
     is_view,
     same_version_counter,
 )
-from aheadgrad.torchlayer.subclasses import Bundle
+from aheadgrad.torchlayer.subclasses import Bundle, parts_of
 
 
 @dataclass(eq=False)
@@ -89,20 +89,25 @@ def collect(forward: Forward) -> Aliases:
     for i, entrance in enumerate(session.entrances):
         owners.setdefault(functional.storage_key(entrance.seen), i)
     if session.veiled:
-        check_parts(forward, list(members))
+        check_parts(forward)
     for key, group in members.items():
         _Group(forward, out, group, owners.get(key)).fill(facts)
     out.outputs = [facts[j] for j in range(len(forward.outputs))]
     return out
 
 
-def check_parts(forward: Forward, keys: list[Any]) -> None:
-    """Memory is grouped by whole tensors: a part of a subclass must not be seen by another way too."""
-    whole = {*keys, *(functional.storage_key(e.seen) for e in forward.session.entrances)}
-    owners: dict[int, Any] = {}
-    for key in whole:
-        for part in set(key) if isinstance(key, tuple) else (key,):
-            if owners.setdefault(part, key) != key:
+def check_parts(forward: Forward) -> None:
+    """Memory is grouped by whole tensors: a part of a subclass must not be seen in another way too,
+    unless it is one of the caller's own parts, which are handed out as they are."""
+    whole = [e.seen for e in forward.session.entrances]
+    whole += [v for v in forward.outputs if isinstance(v, Tensor)]
+    owners: dict[Any, tuple[Any, Tensor]] = {}
+    given = forward.session.given_parts()
+    for t in whole:
+        key = functional.storage_key(t)
+        for part in parts_of(t):
+            owner, first = owners.setdefault(functional.storage_key(part), (key, part))
+            if owner != key and not (first is part and id(part) in given):
                 raise FallbackError("an output shares memory with a part of a tensor subclass")
 
 
@@ -143,7 +148,7 @@ class _Group:
     def _look(self, t: Tensor) -> Geometry | None:
         look = self.forward.session.looks.get(id(t))
         held = functional.unwrap(t)
-        if look is None or held.numel() == 0 or type(held) is Bundle:
+        if look is None or type(held) is Bundle or held.numel() == 0:
             return None
         written = functional.storage_key(t) in self.forward.session.layouts.touched
         unusual = 1 in look.size and look.stride != contiguous_strides(look.size)

@@ -58,6 +58,7 @@ class Step:
     """One view op of a recipe; `part` picks one of several results.
 
     `without_grad`: it was made under no_grad although others of its recipe were not.
+    `in_place`: a change of shape of the view before it.
     """
 
     target: Any
@@ -65,6 +66,7 @@ class Step:
     kwargs: tuple[tuple[str, Any], ...] = ()
     part: int | None = None
     without_grad: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

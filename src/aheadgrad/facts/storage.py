@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Call, Forward, SharedGroup
+from aheadgrad.capture.session import Session
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
@@ -110,6 +111,15 @@ def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_pa
 def _remembers_version(t: Tensor) -> bool:
     """Part of a `split`, or made under no_grad: refuses to be used once the counter has moved on."""
     return is_view(t) and t.requires_grad and bool(creation_meta(t) != CreationMeta.DEFAULT)
+
+
+def check_bases(session: Session) -> None:
+    """A subclass that changes its shape in place while other inputs are views of it: eager would make
+    these views again from the new shape."""
+    for member in session.members:
+        base = base_of(member.seen)
+        if base is not None and id(base) in session.reshapes:
+            raise FallbackError("a tensor subclass changes its shape, and other inputs are views of it")
 
 
 def _changes(fact: InputFacts) -> bool:

@@ -24,7 +24,7 @@ from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
-from aheadgrad.torchlayer.subclasses import Form, form_of, is_foreign, parts_of, same_meta
+from aheadgrad.torchlayer.subclasses import Fixed, Form, form_of, is_foreign, parts_of, same_meta
 
 _SIMPLE = (int, float, bool, str, type(None), complex, torch.dtype, torch.device)
 
@@ -44,7 +44,10 @@ def write_form_check(script: Script, names: Namespace, form: Form, name: str) ->
     parts: list[str] = []
     for k, (attribute, inner) in enumerate(zip(form.names, form.inner, strict=True)):
         script.line(f"{name}_{k}_ = {name}.{attribute}")
-        if isinstance(inner, Form):
+        if isinstance(inner, Fixed):
+            same = f"{names.name(same_meta, 'same_meta')}({name}_{k}_, {names.name(inner.value, 'fixed')})"
+            script.line(f"if not {same}: return None")
+        elif isinstance(inner, Form):
             parts += write_form_check(script, names, inner, f"{name}_{k}_")
         else:
             parts.append(f"{name}_{k}_")

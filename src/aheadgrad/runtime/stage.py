@@ -202,7 +202,10 @@ def _view_results(captured: Captured) -> frozenset[int]:
     """Results that the graph makes with a view op although nobody else sees their base."""
     found = set()
     seen: set[int] = set()
+    given_parts = captured.session.given_parts() if captured.session.veiled else {}
     for i, e in enumerate(captured.exits):
+        if id(e.traced) in given_parts:
+            continue
         if not isinstance(e.value, Tensor) or not (
             isinstance(e.slot, UpdatedInput) or is_own(captured, e.slot)
         ):

@@ -24,7 +24,7 @@ _views = torch._C._functionalization
 
 RESIZE_STORAGE = torch.ops.inductor.resize_storage_bytes_.default
 _AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-for _name in ("CPU", "CUDA", "Meta", "XPU", "MPS", "HPU", "PrivateUse1", "Other", "Functionality"):
+for _name in ("Functionality", "Other", "NestedTensor", "CPU", "CUDA", "Meta", "XPU", "MPS", "PrivateUse1"):
     if hasattr(torch._C.DispatchKey, f"Autograd{_name}"):
         _AUTOGRAD = _AUTOGRAD | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{_name}"))
 wrap = torch._to_functional_tensor
@@ -99,6 +99,15 @@ def again() -> Iterator[None]:
 def not_here() -> Any:
     """Functionalization off for now, to be had again with `behind_veils`."""
     return torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Autograd off: for an op that autograd has seen already."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() | _AUTOGRAD
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
 
 
 @contextmanager

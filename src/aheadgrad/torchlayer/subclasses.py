@@ -10,7 +10,8 @@ from them (`__tensor_unflatten__`). Its `Form` is everything but the inner tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,8 @@ class Veil(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Outside of the trace: autograd takes out what it saved, or replays a view for its history."""
+        if any(map(is_foreign, pytree.tree_leaves((args, kwargs)))):
+            return NotImplemented
         bare_args, bare_kwargs = pytree.tree_map(_bare, (args, kwargs or {}))
         return pytree.tree_map(_veiled, func(*bare_args, **bare_kwargs))
 
@@ -100,8 +103,8 @@ def can_be_traced(t: Any) -> bool:
     names, meta = t.__tensor_flatten__()
     if any(isinstance(v, Tensor) for v in pytree.tree_leaves(meta)):
         return False
-    inner = [getattr(t, name) for name in names]
-    return all(_is_strided(v) if is_plain(v) else can_be_traced(v) for v in inner)
+    inner = [v for name in names if isinstance(v := getattr(t, name), Tensor)]
+    return bool(inner) and all(_is_strided(v) if is_plain(v) else can_be_traced(v) for v in inner)
 
 
 def _is_strided(t: Tensor) -> bool:
@@ -120,6 +123,19 @@ class Plain:
 
 
 @dataclass(frozen=True, eq=False)
+class Fixed:
+    """Something inside that is no tensor, such as a device mesh."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fixed) and same_meta(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash(type(self.value))
+
+
+@dataclass(frozen=True, eq=False)
 class Form:
     """How a subclass is put together; `inner` tells what its parts look like, or their forms."""
 
@@ -134,9 +150,13 @@ class Form:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Form) or hash(self) != hash(other):
             return False
-        mine = (self.kind, self.names, self.inner, self.size, self.stride)
-        return mine == (other.kind, other.names, other.inner, other.size, other.stride) and same_meta(
-            self.meta, other.meta
+        return (
+            self.kind is other.kind
+            and self.names == other.names
+            and self.inner == other.inner
+            and _comparable(self.size) == _comparable(other.size)
+            and _comparable(self.stride) == _comparable(other.stride)
+            and same_meta(self.meta, other.meta)
         )
 
     def __hash__(self) -> int:
@@ -144,20 +164,31 @@ class Form:
 
     @property
     def count(self) -> int:
-        return sum(f.count if isinstance(f, Form) else 1 for f in self.inner)
+        return len(self.plain)
 
     @property
     def plain(self) -> list[Plain]:
         """What the parts look like, in order."""
-        return [p for f in self.inner for p in (f.plain if isinstance(f, Form) else (f,))]
+        inner = [f for f in self.inner if not isinstance(f, Fixed)]
+        return [p for f in inner for p in (f.plain if isinstance(f, Form) else (f,))]
 
     def paths(self, source: str) -> list[str]:
         """How the parts are reached from an expression for the whole."""
         found: list[str] = []
         for name, inner in zip(self.names, self.inner, strict=True):
             text = f"{source}.{name}" if name.isidentifier() else f"getattr({source}, {name!r})"
-            found += inner.paths(text) if isinstance(inner, Form) else [text]
+            if not isinstance(inner, Fixed):
+                found += inner.paths(text) if isinstance(inner, Form) else [text]
         return found
+
+
+def is_ragged(number: Any) -> bool:
+    """A size that stands for the lengths of a jagged dimension."""
+    return isinstance(number, torch.SymInt) and bool(number.node.is_nested_int())
+
+
+def _comparable(numbers: Any) -> tuple[Any, ...]:
+    return tuple("ragged" if is_ragged(n) else n for n in numbers)
 
 
 def same_meta(a: Any, b: Any) -> bool:
@@ -176,11 +207,13 @@ def form_of(t: Tensor) -> Form:
     for name in names:
         part = getattr(t, name)
         inner.append(form_of(part) if is_foreign(part) else _plain(part))
-    size, stride, offset = tuple(t.size()), tuple(t.stride()), t.storage_offset()
+    size, stride, offset = t.size(), tuple(t.stride()), t.storage_offset()
     return Form(type(t), tuple(names), tuple(inner), meta, size, stride, offset)
 
 
-def _plain(t: Tensor) -> Plain:
+def _plain(t: Any) -> Plain | Fixed:
+    if not isinstance(t, Tensor):
+        return Fixed(t)
     return Plain(tuple(t.size()), tuple(t.stride()), t.dtype, t.device, t.storage_offset())
 
 
@@ -189,16 +222,19 @@ def parts_of(t: Tensor) -> list[Tensor]:
     if not is_foreign(t):
         return [t]
     names, _ = t.__tensor_flatten__()  # type: ignore[attr-defined]
-    return [part for name in names for part in parts_of(getattr(t, name))]
+    inner = [v for name in names if isinstance(v := getattr(t, name), Tensor)]
+    return [part for v in inner for part in parts_of(v)]
 
 
 def build(form: Form, parts: Iterator[Any]) -> Tensor:
     """A subclass of this form around the given parts."""
-    inner = {
-        name: build(f, parts) if isinstance(f, Form) else next(parts)
-        for name, f in zip(form.names, form.inner, strict=True)
-    }
-    made: Tensor = form.kind.__tensor_unflatten__(inner, form.meta, torch.Size(form.size), form.stride)
+    inner: dict[str, Any] = {}
+    for name, f in zip(form.names, form.inner, strict=True):
+        if isinstance(f, Fixed):
+            inner[name] = f.value
+        else:
+            inner[name] = build(f, parts) if isinstance(f, Form) else next(parts)
+    made: Tensor = form.kind.__tensor_unflatten__(inner, form.meta, form.size, form.stride)
     return made
 
 
@@ -218,8 +254,8 @@ class Bundle:
     def storage_offset(self) -> Any:
         return self.form.offset
 
-    def numel(self) -> int:
-        return int(torch.Size(self.form.size).numel())
+    def numel(self) -> Any:
+        return math.prod(self.form.size)
 
 
 def values_of(value: Any) -> list[Any]:
@@ -237,18 +273,6 @@ def same_value(a: Any, b: Any) -> bool:
     if type(a) is not Bundle or type(b) is not Bundle:
         return a is b
     return len(a.parts) == len(b.parts) and all(x is y for x, y in zip(a.parts, b.parts, strict=True))
-
-
-def handlers(tensors: Iterable[Any]) -> list[type]:
-    """The subclasses to ask, in torch's order: left to right, subclasses before their superclasses."""
-    found: list[type] = []
-    for t in tensors:
-        kind = type(t)
-        if not is_foreign(t) or kind in found:
-            continue
-        at = next((i for i, other in enumerate(found) if issubclass(kind, other)), len(found))
-        found.insert(at, kind)
-    return found
 
 
 def reshape_outside(t: Tensor, size: Any, stride: Any, offset: Any) -> None:
