@@ -29,11 +29,15 @@ Pattern = tuple[Layout, ...]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Something a gradient is taken of: an input, or a leaf made inside."""
+    """Something a gradient is taken of: an input, a tensor inside of one, or a leaf made inside.
+
+    `name` is what a tensor inside of an input is called in generated code.
+    """
 
     kind: str
     index: int
     leaf: Tensor
+    name: str = ""
 
 
 @dataclass(eq=False)
@@ -151,8 +155,12 @@ def tangent_layout(t: Tensor) -> tuple[Any, ...]:
 
 def dense_order(t: Tensor) -> tuple[int, ...]:
     """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
-    strides = [size_hint(s) for s in t.stride()]
-    return tuple(sorted(range(t.dim()), key=lambda d: (-strides[d], d)))
+    return order_of(t.stride())
+
+
+def order_of(stride: Any) -> tuple[int, ...]:
+    strides = [size_hint(s) for s in stride]
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:

@@ -98,7 +98,7 @@ class Session:
         found: dict[int, str] = {}
         for i, e in enumerate(self.entrances):
             names = part_names(e.value, f"p{i}")
-            for (_, veil, _), name in zip(e.parts, names, strict=False):
+            for veil, name in zip(e.parts or (e.seen,), names, strict=True):
                 found.setdefault(id(veil), name)
         return found
 

@@ -15,7 +15,7 @@ from aheadgrad.capture.joint import Component, Gradients, Joint, Pattern, Target
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError
+from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -24,12 +24,13 @@ from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput
+from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserInput, UserOutput
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
+from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.fake import mode_of, new_mode
-from aheadgrad.torchlayer.subclasses import is_plain
+from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
 
@@ -114,8 +115,12 @@ class Captured:
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""
-        plain = [e for e in self.session.entrances if e.form is None]
-        return {id(e.real): e.value for e in plain if places(e.value)}
+        found: dict[int, Any] = {}
+        for e in self.session.entrances:
+            for real, value in zip(parts_of(e.real), values_of(e.value), strict=True):
+                if places(value):
+                    found[id(real)] = value
+        return found
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""
@@ -169,6 +174,8 @@ def _gone(see: Any) -> Any:
 def target_slot(captured: Captured, target: Target) -> Slot:
     if target.kind == "input":
         return captured.session.entrances[target.index].slot
+    if target.kind == "inside":
+        return UserInput(target.name)
     return UserOutput(target.index)
 
 
@@ -219,6 +226,8 @@ def _fix_sizes(call: Call) -> None:
 
 
 def _open(call: Call, options: Options, veiled: bool) -> Session:
+    if veiled and dispatch_modes():
+        raise FallbackError("a dispatch mode is active around a call with tensor subclasses")
     reals = [t for _, t in call.inputs]
     mode = call.symbols.mode or mode_of(reals)
     if mode is None:
@@ -243,6 +252,10 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for i, e in enumerate(forward.session.entrances)
         if e.leaf.requires_grad and _differentiable(e.leaf)
     ]
+    for i, e in enumerate(forward.session.entrances):
+        for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
+            if inner.requires_grad and _differentiable(inner):
+                targets.append(Target("inside", i, inner, name))
     for kind, index, tensor in inner_leaves(forward.session, facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,17 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.fake import FakeTensor
-from aheadgrad.torchlayer.subclasses import Bundle, Form, build, can_be_traced, form_of, parts_of
+from aheadgrad.torchlayer.subclasses import (
+    Bundle,
+    Fixed,
+    Form,
+    Plain,
+    build,
+    can_be_traced,
+    form_of,
+    inside,
+    parts_of,
+)
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -31,6 +43,8 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
         for part, name in zip(parts, names, strict=True):
             _enter_part(session, part, name)
         veils, fakes = zip(*(session.parts[id(part)][1:] for part in parts), strict=True)
+        if session.symbolic:
+            form = _with_sizes_of(form, iter(veils))
         seen = around(form, list(veils))
         leaf = None
         if real.requires_grad and not real.is_leaf:
@@ -40,10 +54,31 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
             )
         value = Bundle(form, list(fakes))
         entrance = make_entrance(slot, real, value, seen, leaf)
+        for (_, inner), (_, seen_inner) in zip(inside(real, ""), inside(entrance.seen, ""), strict=True):
+            if seen_inner.is_leaf:
+                seen_inner.requires_grad_(inner.requires_grad)
     value.form = form_of(entrance.seen)
     entrance.form = form
-    entrance.parts = tuple((None, *session.parts[id(part)][1:]) for part in parts)
+    entrance.parts = tuple(veils)
     return entrance
+
+
+def _with_sizes_of(form: Form, veils: Iterator[Tensor]) -> Form:
+    """The form with symbolic sizes, where the subclass has those of one of its parts."""
+    inner: list[Any] = []
+    size, stride = form.size, form.stride
+    for f in form.inner:
+        if isinstance(f, Form):
+            f_new: Any = _with_sizes_of(f, veils)
+        elif isinstance(f, Plain):
+            veil = next(veils)
+            f_new = Plain(tuple(veil.size()), tuple(veil.stride()), f.dtype, f.device, f.offset)
+        else:
+            f_new = f
+        if not isinstance(f, Fixed) and (tuple(f.size), f.stride) == (tuple(form.size), form.stride):
+            size, stride = f_new.size, f_new.stride
+        inner.append(f_new)
+    return replace(form, inner=tuple(inner), size=size, stride=stride)
 
 
 def _enter_part(session: Session, part: Tensor, name: str) -> None:

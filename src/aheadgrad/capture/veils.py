@@ -125,7 +125,8 @@ class VeiledRecorder(Recorder):
         veils: dict[int, Veil] = {}
         if self.asking and not is_view_op(func) and any(t.is_conj() or t.is_neg() for t in tensors):
             raise FallbackError("a subclass computes with a lazily conjugated tensor, which it does not see")
-        if self.asking and is_mutable(func) and tensors:
+        reshapes = is_mutable(func) and torch.Tag.inplace_view in func.tags
+        if self.asking and is_mutable(func) and tensors and not reshapes:
             check_memory(func.overloadpacket.__name__, tensors[0], tensors[1:])
         with self:
             for t in tensors:
@@ -139,7 +140,7 @@ class VeiledRecorder(Recorder):
                 out = func(*bare_args, **bare_kwargs)
         finally:
             self.inside = False
-        if is_mutable(func) and torch.Tag.inplace_view in func.tags:
+        if reshapes:
             for veil in veils.values():
                 functional.sync(veil)
                 g = geometry_of(veil.elem)

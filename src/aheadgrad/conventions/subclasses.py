@@ -33,6 +33,7 @@ from aheadgrad.torchlayer.subclasses import (
     parts_of,
     silent_copy,
 )
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.backends.eager import Boxed
@@ -62,23 +63,24 @@ def put_together(names: Namespace, form: Form, parts: Iterator[str]) -> str:
             text = put_together(names, f, parts) if isinstance(f, Form) else next(parts)
         inner.append(f"{name!r}: {text}")
     unflatten = names.name(form.kind.__tensor_unflatten__, f"make_{form.kind.__name__}")
-    size = names.name(form.size, "size") if any(map(is_ragged, form.size)) else names.literal(form.size)
-    return f"{unflatten}({{{', '.join(inner)}}}, {_meta(names, form)}, {size}, {_stride(names, form, inner)})"
+    size, stride = _look(names, form, inner)
+    return f"{unflatten}({{{', '.join(inner)}}}, {_meta(names, form)}, {size}, {stride})"
 
 
 def _meta(names: Namespace, form: Form) -> str:
     return "None" if form.meta is None else names.name(form.meta, "metadata")
 
 
-def _stride(names: Namespace, form: Form, inner: list[str]) -> str:
-    """The outer strides: those of a part, where kernels may choose them as they like."""
-    if any(map(is_ragged, form.stride)):
-        return names.name(form.stride, "stride")
-    if any(isinstance(n, int) and n < 2 for n in form.size):
+def _look(names: Namespace, form: Form, inner: list[str]) -> tuple[str, str]:
+    """The outer sizes and strides: those of a part, where kernels may choose them as they like."""
+    if any(map(is_ragged, form.size)):
+        return names.name(form.size, "size"), names.name(form.stride, "stride")
+    if any(is_symbolic(n) or n < 2 for n in form.size):
         for text, part in zip(inner, form.inner, strict=True):
             if isinstance(part, Plain) and (part.size, part.stride) == (tuple(form.size), form.stride):
-                return text.partition(": ")[2] + ".stride()"
-    return names.literal(form.stride)
+                name = text.partition(": ")[2]
+                return f"{name}.size()", f"{name}.stride()"
+    return names.literal(form.size), names.literal(form.stride)
 
 
 def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed:

@@ -21,7 +21,7 @@ from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.dispatch import deterministic_mode, transform_level
+from aheadgrad.torchlayer.dispatch import deterministic_mode, dispatch_modes, transform_level
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
 from aheadgrad.torchlayer.subclasses import Fixed, Form, form_of, is_foreign, parts_of, same_meta
@@ -276,7 +276,8 @@ class GuardWriter:
             return
         symbolic = self.captured.symbolic_inputs()
         inputs = self._opened(reals, inputs)
-        check = self.names.name(tensor_check(reals, symbolic), "tensors_match")
+        wholes = {id(e.real): e.value for e in self.captured.session.entrances if e.form is not None}
+        check = self.names.name(tensor_check(reals, {**wholes, **symbolic}), "tensors_match")
         self._unless(f"{check}({', '.join(inputs)})")
         if symbolic:
             sizes = self.names.name(shape_check(list(symbolic.values())), "sizes_fit")
@@ -286,6 +287,8 @@ class GuardWriter:
     def _opened(self, reals: list[Tensor], inputs: list[str]) -> list[str]:
         """Tensor subclasses are of the same type and metadata; their parts are checked with the rest."""
         names = list(inputs)
+        if self.captured.session.veiled:
+            self._unless(f"not {self.names.name(dispatch_modes, 'dispatch_modes')}()")
         for real, name in list(zip(reals, inputs, strict=True)):
             if is_foreign(real):
                 parts = write_form_check(self.script, self.names, form_of(real), name)

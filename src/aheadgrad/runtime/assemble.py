@@ -188,6 +188,8 @@ def nowhere() -> Tensor:
 def _target(target: Any) -> str:
     if target.kind == "input":
         return f"p{target.index}"
+    if target.kind == "inside":
+        return str(target.name)
     return f"leaf_{target.kind}_{target.index}"
 
 

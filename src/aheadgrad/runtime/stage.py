@@ -157,7 +157,8 @@ def _backward(
             )
         return made
 
-    orders = tuple(dense_order(captured.exits[i].traced) for i in component.exits)
+    traced = [captured.exits[i].traced for i in component.exits]
+    orders = tuple(e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True))
     return LaidOutBackward(orders, known, make_for, captured.fixed_autocast)
 
 

@@ -45,13 +45,15 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     sources = {id(view_source(captured, s.value)) for s in saved.tensors}
     found: dict[str, tuple[int, ...]] = {}
     offset = len(captured.forward.number_slots)
+    everywhere = tuple(range(len(component.exits)))
     for i, entrance in enumerate(captured.session.entrances):
         fact = captured.facts.input(i)
         if fact is None:  # first met by a backward
             continue
         if id(entrance.value) not in sources or (fact.data_changed and fact.history_changed):
             found[f"p{i + offset}"] = _outputs_with(by_exit, storage_key(entrance.seen))
-    everywhere = tuple(range(len(component.exits)))
+            if not found[f"p{i + offset}"] and _parts_saved(captured, entrance.value, sources):
+                found[f"p{i + offset}"] = everywhere
     for name in _updated_and_saved(captured, sources):
         if not found.get(name):
             found[name] = everywhere
@@ -64,11 +66,20 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
             continue
         if id(view_source(captured, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
+            if not found[f"r{i}"] and _parts_saved(captured, e.value, sources):
+                found[f"r{i}"] = everywhere
     watched = [Watch(name, outputs) for name, outputs in found.items() if outputs]
     once = tuple(k for k, i in enumerate(component.exits) if any(map(_saves, component.nodes_of[i])))
     if once and (watched or not saved.tensors):
         watched.append(Watch("", once))
     return watched
+
+
+def _parts_saved(captured: Captured, value: Any, sources: set[int]) -> bool:
+    """Is a part of a tensor subclass saved? Its own version counter does not move with the whole's."""
+    if type(value) is not Bundle:
+        return False
+    return any(id(view_source(captured, part)) in sources for part in value.parts)
 
 
 def _outputs_with(by_exit: list[set[Any]], key: Any) -> tuple[int, ...]:

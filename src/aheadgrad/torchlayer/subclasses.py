@@ -226,6 +226,18 @@ def parts_of(t: Tensor) -> list[Tensor]:
     return [part for v in inner for part in parts_of(v)]
 
 
+def inside(t: Tensor, name: str) -> list[tuple[str, Tensor]]:
+    """All tensors inside a subclass, at any depth, and how they are reached."""
+    found: list[tuple[str, Tensor]] = []
+    for attribute in t.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        inner = getattr(t, attribute)
+        if isinstance(inner, Tensor):
+            path = f"{name}.{attribute}"
+            found.append((path, inner))
+            found += inside(inner, path) if is_foreign(inner) else []
+    return found
+
+
 def build(form: Form, parts: Iterator[Any]) -> Tensor:
     """A subclass of this form around the given parts."""
     inner: dict[str, Any] = {}
