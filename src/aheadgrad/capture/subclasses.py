@@ -50,7 +50,8 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
         if real.requires_grad and not real.is_leaf:
             shared = _common_parts(seen, _new_like(seen))
             leaf = around(
-                form, [shared[k] if k in shared else session.wrap(session.fake(f)) for k, f in enumerate(fakes)]
+                form,
+                [shared[k] if k in shared else session.wrap(session.fake(f)) for k, f in enumerate(fakes)],
             )
         value = Bundle(form, list(fakes))
         entrance = make_entrance(slot, real, value, seen, leaf)

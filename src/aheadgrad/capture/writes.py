@@ -24,9 +24,7 @@ class BackwardWrites:
     def __init__(self, session: Session, tangents: list[tuple[Tensor, Tensor]]) -> None:
         self.session = session
         known = [
-            pair
-            for e in session.entrances
-            for pair in zip(values_of(e.value), parts_of(e.seen), strict=True)
+            pair for e in session.entrances for pair in zip(values_of(e.value), parts_of(e.seen), strict=True)
         ]
         known += tangents
         self.before = [(value, seen, functional.unwrap(seen), version(seen)) for value, seen in known]

@@ -256,5 +256,3 @@ def tangent_test(names: Namespace, t: str, expected: Any) -> str:
         return f"{t} is not None and {form_of_}({t}) == {names.name(expected, 'form')}"
     plain = names.name(Tensor, "Tensor")
     return f"{t} is not None and type({t}) is {plain} and {t}.stride() == {names.literal(tuple(expected))}"
-
-

@@ -27,6 +27,7 @@ from aheadgrad.torchlayer.autograd import (
     same_version_counter,
 )
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 
 
 def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
@@ -34,7 +35,8 @@ def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
     groups: dict[int, list[Tensor]] = {}
     seen: set[int] = set()
     for real in inputs:
-        if id(real) in seen or isinstance(real, FakeTensor) or real.layout is not torch.strided:
+        strided = real.layout is torch.strided or is_foreign(real)
+        if id(real) in seen or isinstance(real, FakeTensor) or not strided:
             continue
         seen.add(id(real))
         groups.setdefault(functional.storage_key(real), []).append(real)
@@ -64,6 +66,8 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     facts = {id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)}
     slots = {id(real): slot for slot, real in call.inputs}
     _check_lifted(forward, facts)
+    if session.veiled:
+        _check_parts(session, facts)
     groups = []
     hands_out_parts = any(
         isinstance(v, Tensor) and is_view(v) and creation_meta(v) != CreationMeta.DEFAULT
@@ -84,6 +88,23 @@ def _check_lifted(forward: Forward, facts: dict[int, InputFacts]) -> None:
         reached = len(tensors) > 1 and any(id(t) in lifted for t in tensors)
         if reached and any(_changes(facts[id(t)]) for t in tensors):
             raise FallbackError("a closed-over tensor shares memory with an input, and one is changed")
+
+
+def _check_parts(session: Session, facts: dict[int, InputFacts]) -> None:
+    """Subclasses are merged as wholes: parts that share memory in other ways may not be changed."""
+    found: dict[int, list[tuple[object, Tensor, Tensor]]] = {}
+    for e in session.entrances:
+        for part in parts_of(e.real):
+            key = functional.storage_key(part)
+            found.setdefault(key, []).append((functional.storage_key(e.real), part, e.real))
+    for group in found.values():
+        wholes = {key for key, _, _ in group}
+        one_each = len({id(real) for _, _, real in group}) == len(group)
+        if len(group) < 2 or (len(wholes) == 1 and one_each):
+            continue
+        same = len({id(part) for _, part, _ in group}) == 1 and all(is_foreign(r) for _, _, r in group)
+        if not same and any(_changes(facts[id(real)]) for _, _, real in group):
+            raise FallbackError("parts of tensor subclasses share memory, and one of them is changed")
 
 
 def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool) -> list[Tensor]:

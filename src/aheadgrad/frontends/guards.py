@@ -77,6 +77,7 @@ class GuardWriter:
         self.names = Namespace()
         self.script = Script("call", self.names)
         self.where: dict[int, str] = {}
+        self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
     def write(self, run: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any], str]:
         """The check, the check with the run behind it (`MISS` when it does not fit), and the source."""
@@ -292,6 +293,7 @@ class GuardWriter:
         for real, name in list(zip(reals, inputs, strict=True)):
             if is_foreign(real):
                 parts = write_form_check(self.script, self.names, form_of(real), name)
+                self.parts[id(real)] = parts
                 for part, source in zip(parts_of(real), parts, strict=True):
                     known = next((n for r, n in zip(reals, names, strict=True) if r is part), None)
                     if known is not None:
@@ -320,11 +322,14 @@ class GuardWriter:
             self._unless(f"{name}._base is {self._find(base) if base is not None else None}")
             self._unless(f"{name}.storage_offset() == {member.offset}")
         reals = [*(e.real for e in session.entrances), *(m.real for m in session.members)]
-        if changed and len(reals) > 1:
-            self._storages(inputs, reals)
+        if changed:
+            names = [n for r, name in zip(reals, inputs, strict=False) for n in self.parts.get(id(r), [name])]
+            self._storages(names, [part for r in reals for part in parts_of(r)])
 
     def _storages(self, inputs: list[str], reals: list[Tensor]) -> None:
         """The same inputs share storage as when the entry was made, and no others."""
+        if len(reals) < 2:
+            return
         names = inputs[: len(reals)]
         keys = [storage_key(r) for r in reals]
         text = ", ".join(f"{name}.untyped_storage()._cdata" for name in names)

@@ -145,8 +145,7 @@ def _backward(
     usual = backward.programs.get((backward.expected, None))
     if usual is not None:
         tests = [
-            tangent_test(names, t, expected)
-            for t, expected in zip(tangents, backward.expected, strict=True)
+            tangent_test(names, t, expected) for t, expected in zip(tangents, backward.expected, strict=True)
         ]
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")

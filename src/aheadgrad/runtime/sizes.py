@@ -102,7 +102,7 @@ class LaidOutBackward(Backward):
 
     def __init__(
         self,
-        orders: tuple[tuple[int, ...], ...],
+        orders: tuple[Any, ...],
         compiled: Run | None,
         make: Callable[[tuple[bool, ...], AutocastState | None], Run],
         fixed_autocast: bool,

@@ -15,7 +15,7 @@ from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
 from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes
-from aheadgrad.errors import CaptureError, InvalidProgram
+from aheadgrad.errors import CaptureError, FallbackError, InvalidProgram
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SavedSet, SplitPrograms, backward_program
@@ -81,7 +81,11 @@ def make_entry(
 
 
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
-    forward = arranged(captured, compiled.forward)
+    if not captured.session.veiled:
+        return arranged(captured, compiled.forward)
+    if captured.numbers:
+        raise FallbackError("symbolic numbers are given beside tensor subclasses")
+    forward = compiled.forward
     return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
 
 
@@ -158,7 +162,9 @@ def _backward(
         return made
 
     traced = [captured.exits[i].traced for i in component.exits]
-    orders = tuple(e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True))
+    orders = tuple(
+        e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
+    )
     return LaidOutBackward(orders, known, make_for, captured.fixed_autocast)
 
 

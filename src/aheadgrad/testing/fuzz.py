@@ -226,9 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backward=tuple(options.backward.split(",")),
         extra=options.extra,
         order=options.order,
-        config=Config(
-            duplicates=options.duplicates, siblings=options.siblings, subclass=options.subclass
-        ),
+        config=Config(duplicates=options.duplicates, siblings=options.siblings, subclass=options.subclass),
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,

@@ -1,8 +1,8 @@
 """Inputs of generated programs as tensors in two parts: ``two.tensor`` instead of ``torch.tensor``.
 
-    >>> x = tensor([1.0, 2.0], requires_grad=True)
-    >>> x.a, x.b
-    (tensor([1., 2.]), tensor([0.5000, 1.5000]))
+>>> x = tensor([1.0, 2.0], requires_grad=True)
+>>> x.a, x.b
+(tensor([1., 2.]), tensor([0.5000, 1.5000]))
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Veil(Tensor):
 
     @staticmethod
     def __new__(cls, elem: Tensor) -> Veil:
-        out: Veil = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        out: Veil = Tensor._make_wrapper_subclass(
             cls,
             elem.size(),
             strides=elem.stride(),
@@ -59,17 +59,19 @@ class Veil(Tensor):
         out.elem = elem
         return out
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Outside of the trace: autograd takes out what it saved, or replays a view for its history."""
         if any(map(is_foreign, pytree.tree_leaves((args, kwargs)))):
             return NotImplemented
         bare_args, bare_kwargs = pytree.tree_map(_bare, (args, kwargs or {}))
         return pytree.tree_map(_veiled, func(*bare_args, **bare_kwargs))
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Veil({tuple(self.shape)}, {self.dtype})"
 
 
@@ -313,5 +315,3 @@ def silent_copy(t: Tensor, source: Tensor) -> None:
     """`t.copy_(source)` for the history and the version counter; the parts have their values already."""
     with _silent:
         t.copy_(source)
-
-
