@@ -200,6 +200,9 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
         if isinstance(value, Tensor):
             session.settle(value)
             functional.sync(value)
+    if session.veiled:  # what was laid out again shows in all who share the memory
+        for entrance in session.entrances:
+            functional.sync(entrance.seen)
 
 
 def explained(error: Exception) -> Exception:

@@ -193,6 +193,8 @@ class Lift(TorchFunctionMode):
 
 def _check_item(t: Tensor, index: Any, value: Any) -> str:
     """`t[index] = value` copies into a slice, if the index can be had as one; which op it amounts to."""
+    if any(is_foreign(i) and i.dim() == 0 and i.dtype is torch.bool for i in tensors_among((index,))):
+        raise FallbackError("a tensor subclass is indexed with a single truth value, which torch looks at")
     if not tensors_among((index,)):
         with torch.no_grad():
             part = t[index]

@@ -133,6 +133,7 @@ def emit(script: Script, a: Assembly) -> None:
 
 def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
     assert isinstance(root, AliasRoot)
+    _emit_ahead(script, a, root_name(a, root.of), root.recipe)
     script.line(f"root{r} = {_grow(script, root_name(a, root.of), root.recipe)}")
     position = None
     if root.output is not None:
@@ -146,6 +147,14 @@ def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
         script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, kept)")
 
 
+def _emit_ahead(script: Script, a: Assembly, base: str, recipe: Recipe) -> None:
+    """Changes of shape in a recipe move the version counter, which has come to its final place before."""
+    moved = sum(step.in_place for step in recipe.steps)
+    if moved and not a.inference:
+        counter = script.names.name(set_version, "set_version")
+        script.line(f"{counter}({base}, {base}._version - {moved})")
+
+
 def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
     base = root_name(a, fact.root)
     set_grad = script.names.name(set_grad_enabled, "set_grad")
@@ -154,10 +163,7 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
         script.line(f"{bump}({base}, {base}._version + {_LONG_AGO})")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(False)")
-    moved = sum(step.in_place for step in fact.recipe.steps)
-    if moved and not a.inference:
-        counter = script.names.name(set_version, "set_version")
-        script.line(f"{counter}({base}, {base}._version - {moved})")
+    _emit_ahead(script, a, base, fact.recipe)
     script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(True)")

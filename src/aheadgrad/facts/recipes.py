@@ -66,7 +66,9 @@ def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
         if made.look != geometry_of(made.source):
             raise FallbackError("an output is a view of a tensor subclass that changed its shape since")
         for call in reversed(session.reshapes.get(id(target), ())):
-            steps.append(Step(call.function, call.args, tuple(call.kwargs.items()), in_place=True))
+            hidden = call.of.requires_grad and not call.with_grad
+            kwargs = tuple(call.kwargs.items())
+            steps.append(Step(call.function, call.args, kwargs, None, hidden, in_place=True))
         steps.append(Step(made.target, made.args, tuple(made.kwargs.items()), made.part))
         target = made.source
     return Recipe(tuple(reversed(steps)))

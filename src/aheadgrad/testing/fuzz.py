@@ -211,6 +211,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--siblings", type=float, default=Config.siblings, help="chance of two views of one base"
     )
+    parser.add_argument(
+        "--relatives",
+        type=float,
+        default=Config.relatives,
+        help="chance that siblings are detached, leaves of their own, or of another dtype",
+    )
     parser.add_argument("--subclass", action="store_true", help="every input is a tensor in two parts")
     parser.add_argument("--loose-versions", action="store_true", help="version counters need only move")
     parser.add_argument("--loose-strides", action="store_true", help="ignore strides of unit dimensions")
@@ -226,7 +232,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backward=tuple(options.backward.split(",")),
         extra=options.extra,
         order=options.order,
-        config=Config(duplicates=options.duplicates, siblings=options.siblings, subclass=options.subclass),
+        config=Config(
+            duplicates=options.duplicates,
+            siblings=options.siblings,
+            relatives=options.relatives,
+            subclass=options.subclass,
+        ),
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,

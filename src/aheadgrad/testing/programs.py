@@ -40,12 +40,13 @@ _serial = itertools.count()
 @dataclass(frozen=True)
 class Config:
     """How programs are drawn. ``weights`` maps kinds of lines (see ``steps.WEIGHTS``) to their weight;
-    with ``subclass`` every input is a tensor in two parts."""
+    ``relatives`` is the chance that siblings are not views of one base; with ``subclass`` every input is a tensor in two parts."""
 
     max_inputs: int = 4
     max_steps: int = 8
     duplicates: float = 0.04
     siblings: float = 0.06
+    relatives: float = 0.0
     keep_errors: float = 0.03
     no_grad: float = 0.07
     enable_grad: float = 0.03
@@ -153,7 +154,7 @@ class ProgramWriter:
     def write(self) -> Program:
         scene, config = self.scene, self.config
         made = ArgumentWriter(scene).write(
-            self.rng.randint(1, config.max_inputs), config.duplicates, config.siblings
+            self.rng.randint(1, config.max_inputs), config.duplicates, config.siblings, config.relatives
         )
         leaves = tuple(n for n in scene.names if scene.tensor(n).is_leaf and scene.tensor(n).requires_grad)
         watched = tuple(n for n in scene.names if n not in leaves and n not in made.passed)
