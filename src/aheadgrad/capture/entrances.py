@@ -63,6 +63,7 @@ class Member:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
+    leaf: Tensor | None = None  # what gradients are taken of, for one with a history of its own
 
 
 def make_entrance(

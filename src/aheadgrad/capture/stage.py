@@ -252,6 +252,9 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for i, e in enumerate(forward.session.entrances)
         if e.leaf.requires_grad and _differentiable(e.leaf)
     ]
+    for k, m in enumerate(forward.session.members):
+        if m.leaf is not None and m.leaf.requires_grad:
+            targets.append(Target("inside", k, m.leaf, f"m{k}"))
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
             if inner.requires_grad and _differentiable(inner):

@@ -157,12 +157,8 @@ def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
         root = member if base is None else base
         if all(r is not root for r in roots):
             roots.append(root)
-    if any(t.dtype != roots[0].dtype for t in (*roots, *members)):
-        raise FallbackError("inputs that share memory, and are changed, are of different dtypes")
     owner = next((r for r in roots if r.requires_grad and not r.is_leaf), None)
     owner = owner if owner is not None else next((r for r in roots if r.requires_grad), roots[0])
-    if sum(r.requires_grad and not r.is_leaf for r in roots) > 1:
-        raise FallbackError("inputs that share memory, and are changed, have different histories")
     ordered = [owner, *(r for r in roots if r is not owner)]
     shared = tuple(same_version_counter(owner, r) for r in ordered)
     return SharedGroup(tuple(ordered), shared, tuple(members), tuple(slots))  # type: ignore[arg-type]
