@@ -5,10 +5,10 @@ import sys
 
 import torch
 
-from . import capture, saved, step
+from . import capture, saved, step, subclasses
 from .measure import table
 
-BENCHMARKS = {"capture": capture.run, "step": step.run, "saved": saved.run}
+BENCHMARKS = {"capture": capture.run, "step": step.run, "saved": saved.run, "subclasses": subclasses.run}
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ EAGER = "eager"
 TORCH = "torch aot"
 DYNAMO = "aot_eager"
 OURS = "aheadgrad"
-CONTENDERS = (EAGER, DYNAMO, TORCH, OURS)
+PLAIN = "plain call"
+CONTENDERS = (EAGER, DYNAMO, TORCH, PLAIN, OURS)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
 from aheadgrad.torchlayer.subclasses import is_foreign
 
@@ -106,7 +107,8 @@ class Lift(TorchFunctionMode):
         if func in OUT_OF_PLACE and is_foreign(given):
             if disguises.current(given) is not given:
                 raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
-            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled())
+            moved = version(given) + 1
+            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), moved)
             self.session.reshapes.setdefault(id(given), []).append(done)
         elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given

@@ -102,7 +102,7 @@ def _by_views(source: Tensor, real: Tensor, t: Tensor) -> Tensor | None:
     """As `view_like`, made of views that each can be undone; None where there is no such way."""
     width, other = real.element_size(), t.element_size()
     start = int(t.storage_offset()) * other - int(real.storage_offset()) * width
-    if not _is_flat(real) or start < 0 or start % other or (real.numel() * width) % other:
+    if not is_flat(real) or start < 0 or start % other or (real.numel() * width) % other:
         return None
     if t.is_conj() or t.is_neg() or real.is_conj() or real.is_neg():
         return None
@@ -116,7 +116,7 @@ def _order(stride: Any) -> list[int]:
     return sorted(range(len(stride)), key=lambda d: -stride[d])
 
 
-def _is_flat(t: Tensor) -> bool:
+def is_flat(t: Tensor) -> bool:
     """Without gaps, in some order of its dimensions."""
     step = 1
     for d in reversed(_order(t.stride())):

@@ -19,7 +19,7 @@ from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
-from aheadgrad.facts.storage import check_bases, merge_shared
+from aheadgrad.facts.storage import check_bases, check_reshapes, merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.opened import opened
@@ -208,12 +208,14 @@ def _run_forward(call: Call, options: Options) -> Forward:
     except NeedsVeils:
         veiled = True
         forward = run(_open(call, options, veiled), call)
+    check_reshapes(forward.session)
     merged = merge_shared(forward, call)
     if merged is None:
         return forward
     _fix_sizes(merged)
     forward = run(_open(merged, options, veiled), merged)
     check_bases(forward.session)
+    check_reshapes(forward.session)
     return forward
 
 

@@ -21,6 +21,7 @@ from aheadgrad.facts.facts import InputFacts
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.makers import maker
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
@@ -31,6 +32,7 @@ from aheadgrad.torchlayer.subclasses import (
     is_ragged,
     part_names,
     parts_of,
+    same_meta,
     silent_copy,
 )
 from aheadgrad.torchlayer.symbols import is_symbolic
@@ -55,6 +57,11 @@ def open_up(script: Script, form: Form, name: str) -> list[str]:
 
 def put_together(names: Namespace, form: Form, parts: Iterator[str]) -> str:
     """An expression for a subclass of this form around the given parts."""
+    make = None if any(n < 2 for n in form.size if isinstance(n, int)) else maker(form)
+    if make is not None:
+        return (
+            f"{names.name(make, f'make_{form.kind.__name__}')}({', '.join(next(parts) for _ in form.plain)})"
+        )
     inner = []
     for name, f in zip(form.names, form.inner, strict=True):
         if isinstance(f, Fixed):
@@ -110,6 +117,13 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
         return [*wholes, *values]
 
     return _boxed("forward_of_wholes", inline, len(entering))
+
+
+def unchanged_wholes(captured: Captured) -> frozenset[str]:
+    """What inputs are called that are subclasses and have no part in the node's outputs."""
+    facts = {f.index: f for f in captured.facts.inputs}
+    entrances = enumerate(captured.session.entrances)
+    return frozenset(f"p{i}" for i, e in entrances if e.form is not None and not facts[i].history_changed)
 
 
 def backward_of_wholes(gradients: Gradients, run: Boxed, saved: int) -> Boxed:
@@ -249,10 +263,36 @@ def tangent_pattern(t: Tensor) -> Any:
     return form_of(t) if is_foreign(t) else t.stride()
 
 
+def form_test(form: Form) -> Callable[[Any], bool]:
+    """A function that tells whether a tensor is of a form."""
+    if any(not isinstance(f, Plain) for f in form.inner) or any(map(is_ragged, form.size)):
+        return lambda t: bool(type(t) is form.kind and form_of(t) == form)
+    script = Script("is_as_expected")
+    name, literal = script.names.name, script.names.literal
+    meta = (
+        "meta is None"
+        if form.meta is None
+        else f"{name(same_meta, 'same_meta')}(meta, {_meta(script.names, form)})"
+    )
+    with script.block(f"if type(t) is not {name(form.kind, form.kind.__name__)}:"):
+        script.line("return False")
+    script.line("inside, meta = t.__tensor_flatten__()")
+    tests = [f"list(inside) == {list(form.names)!r}", meta]
+    tests += [f"t.stride() == {literal(form.stride)}", f"t.shape == {literal(tuple(form.size))}"]
+    for path, plain in zip(form.paths("t"), form.plain, strict=True):
+        tests += [
+            f"type({path}) is {name(Tensor, 'Tensor')}",
+            f"{path}.stride() == {literal(plain.stride)}",
+            f"{path}.shape == {literal(plain.size)}",
+            f"{path}.dtype is {literal(plain.dtype)}",
+        ]
+    script.line(f"return {' and '.join(tests)}")
+    return script.function("t")[0]
+
+
 def tangent_test(names: Namespace, t: str, expected: Any) -> str:
     """A condition on a tangent that is there."""
     if isinstance(expected, Form):
-        form_of_ = names.name(tangent_pattern, "pattern_of")
-        return f"{t} is not None and {form_of_}({t}) == {names.name(expected, 'form')}"
+        return f"{t} is not None and {names.name(form_test(expected), 'is_as_expected')}({t})"
     plain = names.name(Tensor, "Tensor")
     return f"{t} is not None and type({t}) is {plain} and {t}.stride() == {names.literal(tuple(expected))}"

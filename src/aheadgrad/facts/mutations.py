@@ -101,7 +101,9 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     before = Geometry(member.size, member.stride, member.offset)
     history = member.seen.grad_fn if member.is_root else None
     changed = member.is_root and _history_changed(session, member.seen, history, member.history)
-    if not member.is_root and not member.required_grad and _made_a_leaf(member.seen):
+    if not member.is_root and not member.required_grad and (
+        _made_a_leaf(member.seen) or (current is not member.seen and current.requires_grad)
+    ):
         raise FallbackError("a view among inputs that share memory is made a leaf inside")
     becomes_leaf = None
     if member.is_root and history is None and member.seen.requires_grad != member.required_grad:

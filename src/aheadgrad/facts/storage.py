@@ -14,6 +14,7 @@ from torch import Tensor
 
 from aheadgrad.capture.forward import Call, Forward, SharedGroup
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.shared import is_flat
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
@@ -134,6 +135,11 @@ def _remembers_version(t: Tensor) -> bool:
     return is_view(t) and t.requires_grad and bool(creation_meta(t) != CreationMeta.DEFAULT)
 
 
+def check_reshapes(session: Session) -> None:
+    if any(calls[-1].in_doubt for calls in session.reshapes.values()):
+        raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
+
+
 def check_bases(session: Session) -> None:
     """A subclass that changes its shape in place while other inputs are views of it: eager would make
     these views again from the new shape."""
@@ -150,6 +156,22 @@ def _changes(fact: InputFacts) -> bool:
     return fact.data_changed or fact.storage_changed or fact.geometry is not None
 
 
+def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool:
+    """Is every element of the others an element of this one?"""
+    if len(roots) == 1 or is_foreign(root):
+        return True
+    first, last = extent(root)
+    for t in (*roots, *members):
+        (start, end), alike = extent(t), t.dtype == root.dtype and _geometry(t) == _geometry(root)
+        if start < first or end > last or not (alike or is_flat(root) or base_of(t) is root):
+            return False
+    return True
+
+
+def _geometry(t: Tensor) -> tuple[object, ...]:
+    return t.size(), t.stride(), t.storage_offset()
+
+
 def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
     roots: list[Tensor] = []
     for member in members:
@@ -157,8 +179,11 @@ def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
         root = member if base is None else base
         if all(r is not root for r in roots):
             roots.append(root)
-    owner = next((r for r in roots if r.requires_grad and not r.is_leaf), None)
-    owner = owner if owner is not None else next((r for r in roots if r.requires_grad), roots[0])
+    able = [r for r in roots if _holds_all(r, roots, members)]
+    if not able:
+        raise FallbackError("inputs that share memory, and are changed, lie in it side by side or in part")
+    owner = next((r for r in able if r.requires_grad and not r.is_leaf), None)
+    owner = owner if owner is not None else next((r for r in able if r.requires_grad), able[0])
     ordered = [owner, *(r for r in roots if r is not owner)]
     shared = tuple(same_version_counter(owner, r) for r in ordered)
     return SharedGroup(tuple(ordered), shared, tuple(members), tuple(slots))  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ class Assembly:
     autocast: AutocastState | None
     in_graph_updates: frozenset[int] = frozenset()
     members: tuple[str, ...] = ()
+    held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
     returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
 

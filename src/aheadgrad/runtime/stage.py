@@ -14,7 +14,7 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.joint import Component, dense_order
 from aheadgrad.capture.stage import Captured
-from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes
+from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
 from aheadgrad.errors import CaptureError, FallbackError, InvalidProgram
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
@@ -70,6 +70,7 @@ def make_entry(
         autocast=captured.autocast,
         in_graph_updates=captured.in_graph_updates,
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
+        held_as_they_are=unchanged_wholes(captured),
         names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
     )
     returns = captured.call.returns
