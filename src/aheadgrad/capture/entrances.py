@@ -63,6 +63,7 @@ class Member:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
+    version: int | None = None  # of a version counter that the owner does not share
     leaf: Tensor | None = None  # what gradients are taken of, for one with a history of its own
 
 

@@ -30,13 +30,15 @@ class SharedGroup:
     """Inputs in one storage that must enter as aliases of one owner.
 
     `roots` are the tensors that are no views: the owner first, then those that only share its
-    storage; `shares_version` tells for each whether it shares the owner's version counter.
+    storage; `counters` tells for each which version counter it has, 0 being the owner's. The owner
+    is one of them, or (`made`) all of their memory, where no single one holds the others.
     """
 
     roots: tuple[Tensor, ...]
-    shares_version: tuple[bool, ...]
+    counters: tuple[int, ...]
     members: tuple[Tensor, ...]
     slots: tuple[Slot, ...]
+    made: bool = False
 
 
 @dataclass(frozen=True, eq=False)

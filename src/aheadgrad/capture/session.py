@@ -63,6 +63,7 @@ class Session:
         self.reads_offsets = False
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
+        self.made_owners: dict[int, Tensor] = {}  # by id of all memory of some inputs: one of them
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
@@ -211,6 +212,7 @@ class Session:
                 self._by_real.pop(id(e.real), None)
                 e.real = nothing
         self.parts.clear()
+        self.made_owners.clear()
         for m in self.members:
             self._by_real.pop(id(m.real), None)
             m.real = m.owner = nothing

@@ -15,7 +15,7 @@ from torch import Tensor
 from aheadgrad.capture.entrances import Enter, Member
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta, version
 
 if TYPE_CHECKING:
     from aheadgrad.capture.forward import SharedGroup
@@ -29,10 +29,17 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
     owner_seen = session.enter(SharedBase(names), owner).seen
     roots = {id(owner): owner_seen}
     slots = {id(m): slot for m, slot in zip(group.members, group.slots, strict=True)}
-    for root, shared in zip(group.roots[1:], group.shares_version[1:], strict=True):
-        alias = view_like(owner_seen, owner, root)
-        member = _enter_root(session, root, alias.detach() if shared else alias.data)
+    if group.made:
+        session.made_owners[id(owner)] = group.roots[1]
+    counters = {0: owner_seen}
+    for root, counter in zip(group.roots[1:], group.counters[1:], strict=True):
+        separate = counter not in counters
+        if separate:
+            counters[counter] = owner_seen.data
+        alias = view_like(counters[counter], owner, root, first=counter == 0)
+        member = _enter_root(session, root, alias.detach())
         member.slot, member.owner = slots.get(id(root), SharedBase(names)), owner
+        member.version = version(member.seen) if separate else None
         roots[id(root)] = member.seen
         session.members.append(member)
     for given in group.members:
@@ -47,6 +54,11 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
             set_creation_meta(view, creation_meta(given))
         seen[id(given)] = view
         session.members.append(_member(slots[id(given)], given, owner, view, is_root=False))
+
+
+def whole_storage(t: Tensor) -> Tensor:
+    """All of the memory that a tensor lies in, as one row."""
+    return torch.empty(0, dtype=t.dtype, device=t.device).set_(t.untyped_storage())
 
 
 def _enter_root(session: Session, root: Tensor, alias: Tensor) -> Member:

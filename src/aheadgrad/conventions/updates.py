@@ -78,7 +78,7 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if a.inference:
         return
     own = _own_bumps(fact)
-    ahead = fact.index < 0 or (fact.history_changed and fact.version_bumps)
+    ahead = fact.history_changed and fact.version_bumps if fact.index >= 0 else not fact.version_bumps
     _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
 
 

@@ -101,8 +101,10 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     before = Geometry(member.size, member.stride, member.offset)
     history = member.seen.grad_fn if member.is_root else None
     changed = member.is_root and _history_changed(session, member.seen, history, member.history)
-    if not member.is_root and not member.required_grad and (
-        _made_a_leaf(member.seen) or (current is not member.seen and current.requires_grad)
+    if (
+        not member.is_root
+        and not member.required_grad
+        and (_made_a_leaf(member.seen) or (current is not member.seen and current.requires_grad))
     ):
         raise FallbackError("a view among inputs that share memory is made a leaf inside")
     becomes_leaf = None
@@ -116,6 +118,7 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
         geometry=_new_geometry(session, member.seen, current, before),
         history_changed=changed or _reshaped_in_sight(session, member.seen),
         becomes_leaf=becomes_leaf,
+        version_bumps=0 if member.version is None else version(member.seen) - member.version,
     )
 
 

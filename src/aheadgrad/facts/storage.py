@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aheadgrad.capture.forward import Call, Forward, SharedGroup
 from aheadgrad.capture.session import Session
-from aheadgrad.capture.shared import is_flat
+from aheadgrad.capture.shared import is_flat, whole_storage
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
@@ -181,9 +181,19 @@ def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
             roots.append(root)
     able = [r for r in roots if _holds_all(r, roots, members)]
     if not able:
-        raise FallbackError("inputs that share memory, and are changed, lie in it side by side or in part")
+        return _around(roots, members, slots)
     owner = next((r for r in able if r.requires_grad and not r.is_leaf), None)
     owner = owner if owner is not None else next((r for r in able if r.requires_grad), able[0])
     ordered = [owner, *(r for r in roots if r is not owner)]
-    shared = tuple(same_version_counter(owner, r) for r in ordered)
-    return SharedGroup(tuple(ordered), shared, tuple(members), tuple(slots))  # type: ignore[arg-type]
+    return SharedGroup(tuple(ordered), _counters(ordered), tuple(members), tuple(slots))  # type: ignore[arg-type]
+
+
+def _around(roots: list[Tensor], members: list[Tensor], slots: list[object]) -> SharedGroup:
+    """The group of inputs of which none holds all others: the owner is all of their memory."""
+    ordered = [whole_storage(roots[0]), *roots]
+    return SharedGroup(tuple(ordered), _counters(ordered), tuple(members), tuple(slots), made=True)  # type: ignore[arg-type]
+
+
+def _counters(roots: list[Tensor]) -> tuple[int, ...]:
+    """For each the first of them that has the same version counter."""
+    return tuple(next(k for k, r in enumerate(roots) if same_version_counter(r, t)) for t in roots)

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from aheadgrad import pipeline
 from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
+from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackWarning, UnsupportedInput
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.guards import depends_on_offsets
@@ -168,6 +169,12 @@ class _Runner:
         known = self.where.get(id(real))
         if known is not None:
             return known
+        if id(real) in self.session.made_owners:
+            one = self._find(self.session.made_owners[id(real)])
+            name = f"w{len(self.where)}"
+            self.script.line(f"{name} = {self.script.names.name(whole_storage, 'whole_storage')}({one})")
+            self.where[id(real)] = name
+            return name
         if isinstance(real, FakeTensor):
             raise UnsupportedInput("The graph uses a fake tensor that is not among its inputs.")
         return self.script.names.name(real, "closed_over")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from aheadgrad.capture.shared import whole_storage
 from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.module import Holder
@@ -249,7 +250,10 @@ class GuardWriter:
         members = [m.real for m in self.captured.session.members]
         owner = next((m for m in members if base_of(m) is real), None)
         name = f"x{len(self.where)}"
-        if owner is not None:
+        if id(real) in self.captured.session.made_owners:
+            one = self._find(self.captured.session.made_owners[id(real)])
+            self.script.line(f"{name} = {self.names.name(whole_storage, 'whole_storage')}({one})")
+        elif owner is not None:
             self.script.line(f"{name} = {self._find(owner)}._base")
         else:
             found = self.reach.find(real)

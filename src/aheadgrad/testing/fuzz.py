@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,6 +48,7 @@ class Settings:
     versions: bool = True
     unit_strides: bool = True
     error_types: bool = True
+    inference: bool = False
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -63,6 +65,7 @@ class Settings:
             unit_strides=self.unit_strides,
             error_types=self.error_types,
             through=through,
+            around=torch.no_grad if self.inference else nullcontext,
         )
 
 
@@ -217,6 +220,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Config.relatives,
         help="chance that siblings are detached, leaves of their own, or of another dtype",
     )
+    parser.add_argument("--inference", action="store_true", help="calls are made under no_grad")
     parser.add_argument("--subclass", action="store_true", help="every input is a tensor in two parts")
     parser.add_argument("--loose-versions", action="store_true", help="version counters need only move")
     parser.add_argument("--loose-strides", action="store_true", help="ignore strides of unit dimensions")
@@ -241,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,
+        inference=options.inference,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()
