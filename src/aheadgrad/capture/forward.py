@@ -158,6 +158,9 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(entrance.seen)
 
 
+_FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
+
+
 def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
@@ -179,6 +182,10 @@ def explained(error: Exception) -> Exception:
         return IndexError(str(error))  # as the kernel calls it; the fake one does not
     if "are out of bounds for storage of size" in str(error):
         return FallbackError("autograd addresses memory that the recorded tensors do not have")
+    if str(error).startswith("Found a custom (non-ATen) operator whose output has alias annotations"):
+        return FallbackError("a custom op that changes its arguments is called out of our sight")
+    if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
+        return FallbackError("a function given to a control-flow operator closes over a tensor")
     if "INTERNAL ASSERT FAILED" in str(error):
         return FallbackError("autograd cannot replay the views of this function")
     if "cannot mutate tensors with frozen storage" in str(error):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import layouts
+from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
@@ -22,7 +23,14 @@ from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import version
-from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
+from aheadgrad.torchlayer.dispatch import (
+    OpOverload,
+    OpOverloadPacket,
+    TorchFunctionMode,
+    in_transform,
+    only_overload,
+    transform_level,
+)
 from aheadgrad.torchlayer.subclasses import is_foreign
 
 if TYPE_CHECKING:
@@ -138,6 +146,10 @@ class Lift(TorchFunctionMode):
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(func) in (OpOverload, OpOverloadPacket):
+            op = only_overload(func)
+            if changes_arguments(op):
+                return call_changing(self.session, op, args, kwargs)
         if func is torch.Tensor.storage_offset:
             self.session.reads_offsets = True
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):

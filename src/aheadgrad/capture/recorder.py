@@ -12,6 +12,7 @@ from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.control_flow import with_graphs
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,
@@ -19,6 +20,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     no_function_modes,
 )
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
@@ -68,8 +70,7 @@ class Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         if isinstance(func, HigherOrderOperator):
-            with self.mode:
-                out = func(*args, **kwargs)
+            args, out = with_graphs(self.mode, func, args, kwargs)
         elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         else:
@@ -145,6 +146,9 @@ class Recorder(TorchDispatchMode):
         wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
         with self, functional.again():
             return pytree.tree_map(down, lower(*wrapped_args, **wrapped_kwargs))
+
+
+hide_from_dynamo(Recorder.__torch_dispatch__)
 
 
 class _Writes(Exception):

@@ -28,6 +28,7 @@ from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
+from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names
@@ -73,7 +74,7 @@ class Session:
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         python = python_dispatcher(on=self.sized)
-        modes = (self.recorder, self.lifting, python)
+        modes = (self.recorder, self.lifting, python, bodies_not_compiled())
         with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
             yield
 

@@ -100,10 +100,10 @@ def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool = T
         if (source.size(), source.stride()) == (t.size(), t.stride()) and (
             real_source.storage_offset() == t.storage_offset()
         ):
-            return torch.ops.aten.alias.default(source)  # type: ignore[no-any-return]
+            return torch.ops.aten.alias.default(source)
     if not same_dtype or not first:
         made = _by_views(source, real_source, t)
-        if made is not None:
+        if made is not None and made.stride() == t.stride():
             return made
     if not same_dtype:
         raise FallbackError("inputs that share memory, and are changed, are of different dtypes and strides")

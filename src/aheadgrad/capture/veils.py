@@ -29,6 +29,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     is_view_op,
 )
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, parts_of, reshape_outside
 
@@ -162,6 +163,9 @@ class VeiledRecorder(Recorder):
                 functional.sync(part)
                 if geometry_of(part.elem) != geometry_of(part):
                     restore_behind(self, part)
+
+
+hide_from_dynamo(VeiledRecorder.__torch_dispatch__)
 
 
 def restore_behind(recorder: VeiledRecorder, veil: Veil) -> None:

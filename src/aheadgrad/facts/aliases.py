@@ -188,6 +188,10 @@ class _Group:
         root_tensor = self.out.root_tensors[root]
         if t is root_tensor:
             return IsRoot(root)
+        given = self.forward.session.entrance_of(root_tensor)
+        cut = given is not None and given.required_grad
+        if cut and t.requires_grad and not self._as_it_will_be(root_tensor).requires_grad:
+            raise FallbackError("a view is returned of an input that is cut off from its history after that")
         made = self._view_recipe(root_tensor, t)
         if made == Recipe():  # looks just like its root, but is another tensor
             made = Recipe((Step(torch.ops.aten.alias.default, ()),))

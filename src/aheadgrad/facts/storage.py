@@ -156,6 +156,11 @@ def _changes(fact: InputFacts) -> bool:
     return fact.data_changed or fact.storage_changed or fact.geometry is not None
 
 
+def _is_leaf_view(t: Tensor) -> bool:
+    base = base_of(t) if is_view(t) else None
+    return base is not None and t.requires_grad and t.is_leaf and not base.requires_grad
+
+
 def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool:
     """Is every element of the others an element of this one?"""
     if len(roots) == 1 or is_foreign(root):
@@ -179,6 +184,8 @@ def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
         root = member if base is None else base
         if all(r is not root for r in roots):
             roots.append(root)
+    if any(_is_leaf_view(m) for m in members):
+        raise FallbackError("an input that is a view, and a leaf all the same, shares memory that is changed")
     able = [r for r in roots if _holds_all(r, roots, members)]
     if not able:
         return _around(roots, members, slots)

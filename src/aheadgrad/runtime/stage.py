@@ -31,7 +31,7 @@ from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import LaidOutBackward, SizeTexts
 from aheadgrad.runtime.watch import is_own, watches
 from aheadgrad.torchlayer.autocast import AutocastState
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
 from aheadgrad.torchlayer.fake import assumptions
 from aheadgrad.torchlayer.subclasses import Form, values_of
 
@@ -221,12 +221,16 @@ def _view_results(captured: Captured) -> frozenset[int]:
         made = captured.session.trace.producer(e.value)
         if (
             made is None
-            or is_view_op(captured.session.trace.records[made.record].target)
+            or _may_be_view(captured.session.trace.records[made.record].target)
             or id(e.value) in seen
         ):
             found.add(i)
         seen.add(id(e.value))
     return frozenset(found)
+
+
+def _may_be_view(target: Any) -> bool:
+    return is_view_op(target) or isinstance(target, HigherOrderOperator)
 
 
 def find_direct(

@@ -97,6 +97,11 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
     ]
     changed = [f for f in changed if f.index not in captured.in_graph_updates]
     exits = [e for e in captured.exits if isinstance(e.slot, UpdatedInput)]
+    if any(m.version is not None for m in captured.session.members):
+        for fact, e in zip(changed, exits, strict=True):
+            saved = any(id(view_source(captured, v)) in sources for v in values_of(e.value))
+            if fact.index >= 0 and not fact.version_bumps and saved:
+                raise FallbackError("memory that is saved for backward is changed through .data")
     offset = len(captured.forward.number_slots)
     return [
         f"p{fact.index + offset}"

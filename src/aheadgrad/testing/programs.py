@@ -40,7 +40,8 @@ _serial = itertools.count()
 @dataclass(frozen=True)
 class Config:
     """How programs are drawn. ``weights`` maps kinds of lines (see ``steps.WEIGHTS``) to their weight;
-    ``relatives`` is the chance that siblings are not views of one base; with ``subclass`` every input is a tensor in two parts."""
+    ``relatives`` is the chance that siblings are not views of one base; with ``subclass`` every input
+    is a tensor in two parts."""
 
     max_inputs: int = 4
     max_steps: int = 8

@@ -28,7 +28,9 @@ __all__ = [
     "is_random",
     "is_view_op",
     "no_function_modes",
+    "only_overload",
     "python_dispatcher",
+    "schema_of",
     "transform_level",
     "without_mkldnn",
 ]
@@ -80,3 +82,15 @@ def is_view_op(op: object) -> bool:
 def is_composite(op: OpOverload) -> bool:
     """Is the op made of other ops, above autograd?"""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def only_overload(op: Any) -> Any:
+    """The overload that a call of an op means, if there is just one."""
+    if not isinstance(op, OpOverloadPacket):
+        return op
+    names = op.overloads()
+    return getattr(op, names[0]) if len(names) == 1 else op
+
+
+def schema_of(op: OpOverload) -> Any:
+    return op._schema
