@@ -96,11 +96,10 @@ def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool = T
     `first`: the traced tensor is no view of another one, so that `as_strided` can be undone.
     """
     same_dtype = real_source.dtype == t.dtype
-    if same_dtype and not first:
-        if (source.size(), source.stride()) == (t.size(), t.stride()) and (
-            real_source.storage_offset() == t.storage_offset()
-        ):
-            return torch.ops.aten.alias.default(source)
+    alike = (source.size(), source.stride()) == (t.size(), t.stride())
+    if same_dtype and not first and alike and real_source.storage_offset() == t.storage_offset():
+        alias: Tensor = torch.ops.aten.alias.default(source)
+        return alias
     if not same_dtype or not first:
         made = _by_views(source, real_source, t)
         if made is not None and made.stride() == t.stride():

@@ -22,7 +22,7 @@ __all__ = ["auto_functionalized", "bodies_not_compiled", "is_effectful", "with_g
 
 
 def auto_functionalized() -> Any:
-    """The operator that stands for one that changes its arguments: `(op, **arguments) -> results, new values`."""
+    """Stands for an op that changes its arguments: `(op, **arguments) -> results, new values`."""
     from torch._higher_order_ops.auto_functionalize import auto_functionalized as operator
 
     return operator
