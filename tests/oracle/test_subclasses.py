@@ -633,3 +633,115 @@ def test_subclasses_that_cannot_be_taken_apart_run_uncompiled() -> None:
     fast = aheadgrad.compile(lambda x: x * 2)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="Logged"):
         assert torch.equal(fast(Logged(torch.ones(2))), torch.full((2,), 2.0))
+
+
+class TripledBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return (TwoTensor(grad, grad) * 3).a
+
+
+def test_created_in_a_backward() -> None:
+    same(lambda x: TripledBackward.apply(x).sin(), lambda: inputs(leaf(3)))
+
+
+class PairBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return TwoTensor(grad, grad * 2)
+
+
+def test_a_gradient_of_a_plain_input_is_a_subclass() -> None:
+    fast, x = strict(lambda x: PairBackward.apply(x)), leaf(3)
+    (grad,) = torch.autograd.grad(fast(x), x, torch.ones(3))
+    assert type(grad) is TwoTensor and torch.equal(grad.b, torch.full((3,), 2.0))
+
+
+OUTSIDE = [leaf(3, seed=30, grad=False), leaf(3, seed=31, grad=False)]
+
+
+def _all_from_outside(x: Any) -> Any:
+    return x * TwoTensor(*OUTSIDE)
+
+
+def _some_from_outside(x: Any) -> Any:
+    return x * TwoTensor(x.detach(), OUTSIDE[0])
+
+
+@pytest.mark.parametrize("f", [_all_from_outside, _some_from_outside])
+def test_made_of_tensors_from_outside(f: Any) -> None:
+    fast, x = aheadgrad.compile(f), leaf(3)
+    with pytest.warns(aheadgrad.errors.FallbackWarning, match="from outside"):
+        assert torch.equal(fast(x).b, f(x).b)
+
+
+def _part_given_too(x: Tensor) -> Any:
+    return TwoTensor(x, x.clone()), x
+
+
+def _overlapping_parts(x: Tensor) -> Any:
+    return TwoTensor(x[:3], x[1:4].as_strided((3,), (1,), 0)), leaf(3, grad=False)
+
+
+@pytest.mark.parametrize("make", [_part_given_too, _overlapping_parts])
+def test_parts_that_share_memory(make: Any) -> None:
+    """Merged as wholes or not at all: what else is changed runs uncompiled."""
+
+    def f(x: Any, y: Tensor) -> Any:
+        x.mul_(2)
+        return x + y[:3]
+
+    def fresh() -> Inputs:
+        return Inputs(make(leaf(5, grad=False)[:3] if make is _part_given_too else leaf(5, grad=False)))
+
+    fast = aheadgrad.compile(f)
+    with pytest.warns(aheadgrad.errors.FallbackWarning, match="share memory"):
+        fast(*fresh().args)
+    assert_same(f, fast, fresh)
+
+
+def test_one_part_in_both_places() -> None:
+    def f(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return x * y
+
+    def make() -> Inputs:
+        a = leaf(3, grad=False)
+        return Inputs((TwoTensor(a, a), leaf(3, grad=False)))
+
+    same(f, make)
+
+
+def test_backends_get_plain_graphs() -> None:
+    seen: list[Any] = []
+
+    def compiler(graph: Any, example: Any) -> Any:
+        seen.append([type(e) for e in example])
+        return graph.forward
+
+    from aheadgrad.compat import aot_function
+
+    fast = aot_function(lambda x, y: x * y, compiler)
+    x, y = pair(3), leaf(3)
+    fast(x, y).sum().backward()
+    assert type(x.grad) is TwoTensor and len(seen) == 2 and len(seen[0]) == 3
+
+
+def test_through_torch_compile() -> None:
+    def f(x: Any, y: Any) -> Any:
+        return (x * y).sin()
+
+    fast = torch.compile(f, backend="aheadgrad")
+    x, y = pair(3), leaf(3)
+    out, expected = fast(x, y), f(x, y)
+    assert torch.equal(out.b, expected.b)
+    grads = [torch.autograd.grad(o.sum(), [x, y]) for o in (out, expected)]
+    assert all(torch.equal(a.b, b.b) for a, b in zip(*grads, strict=True))

@@ -31,7 +31,7 @@ from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
-from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names
+from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
 
 
 class Session:
@@ -125,8 +125,8 @@ class Session:
         known = self._by_real.get(id(real))
         if known is not None:
             return known
-        if not is_plain(real) and not self.veiled:
-            raise NeedsVeils
+        if not is_plain(real):
+            self._must_be_open_to(slot, real)
         if is_foreign(real):
             return self._known_as(real, enter_subclass(self, slot, real, symbolic_name))
         with no_function_modes():
@@ -138,6 +138,15 @@ class Session:
             leaf = self.wrap(self.fake(value)) if with_history else None
             entrance = make_entrance(slot, real, value, wrapped, leaf)
         return self._known_as(real, entrance)
+
+    def _must_be_open_to(self, slot: Slot, real: Tensor) -> None:
+        """Before a subclass enters: it needs a trace with veils, and parts that are all from outside."""
+        if not is_foreign(real):
+            raise FallbackError(f"{slot.describe()} is a {type(real).__name__}, a tensor subclass")
+        if not self.veiled:
+            raise NeedsVeils("a tensor subclass appears in a trace of plain tensors")
+        if any(type(part) is Veil for part in parts_of(real)):
+            raise FallbackError("a tensor subclass is made of tensors from inside and from outside")
 
     def _known_as(self, real: Tensor, entrance: Entrance) -> Entrance:
         self.entrances.append(entrance)
@@ -175,7 +184,7 @@ class Session:
 
     def _adopt(self, real: Tensor) -> Tensor:
         """A real tensor that reached the recorder directly, below autograd."""
-        if real.requires_grad:
+        if real.requires_grad and is_plain(real):
             raise FallbackError(
                 "an autograd.Function gets a tensor that requires grad from outside the arguments; "
                 "pass it as an argument instead"

@@ -180,9 +180,18 @@ def target_slot(captured: Captured, target: Target) -> Slot:
 
 
 def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
+    """Captures a call; once more, with veils, if a tensor subclass turns up that is not an input."""
+    veiled = not all(is_plain(t) for _, t in call.inputs)
+    try:
+        return _capture(call, options, journal, veiled)
+    except NeedsVeils:
+        return _capture(call, options, journal, veiled=True)
+
+
+def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Captured:
     ambient = autocast_state()
     with journal.stage("forward"):
-        forward = _run_forward(call, options)
+        forward = _run_forward(call, options, veiled)
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
         kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
@@ -199,15 +208,9 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
     return captured
 
 
-def _run_forward(call: Call, options: Options) -> Forward:
-    """One run; a second one only when inputs that share memory turn out to be changed, or
-    a tensor subclass turns up that is not among the inputs."""
-    veiled = not all(is_plain(t) for _, t in call.inputs)
-    try:
-        forward = run(_open(call, options, veiled), call)
-    except NeedsVeils:
-        veiled = True
-        forward = run(_open(call, options, veiled), call)
+def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
+    """One run; a second one only when inputs that share memory turn out to be changed."""
+    forward = run(_open(call, options, veiled), call)
     check_reshapes(forward.session)
     merged = merge_shared(forward, call)
     if merged is None:

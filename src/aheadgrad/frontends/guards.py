@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from aheadgrad.capture.shared import whole_storage
 from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.module import Holder
 from aheadgrad.frontends.reach import HOOKS, TABLES, Fact, Reach
@@ -257,6 +258,8 @@ class GuardWriter:
             self.script.line(f"{name} = {self._find(owner)}._base")
         else:
             found = self.reach.find(real)
+            if found is None and is_foreign(real):
+                raise FallbackError("a tensor subclass is made inside, of tensors from outside")
             if found is None:
                 self.script.line(f"{name} = {self.names.name(real, 'closed_over')}")
             else:
@@ -318,6 +321,8 @@ class GuardWriter:
         if depends_on_offsets(self.captured):
             for name, e in zip(inputs, session.entrances, strict=False):
                 self._unless(f"{name}.storage_offset() == {e.real.storage_offset()}")
+                for part, inner in zip(parts_of(e.real), self.parts.get(id(e.real), ()), strict=False):
+                    self._unless(f"{inner}.storage_offset() == {part.storage_offset()}")
         for entrance in session.no_views:
             self._unless(f"not {self._find(entrance.real)}._is_view()")
         changed = any(f.data_changed or f.storage_changed for f in facts.inputs)
