@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from . import any_order, capture, guards, saved, step
+from . import any_order, capture, guards, saved, step, subclasses
 from .measure import table
 
 BENCHMARKS = {
@@ -14,6 +14,7 @@ BENCHMARKS = {
     "saved": saved.run,
     "guards": guards.run,
     "any_order": any_order.run,
+    "subclasses": subclasses.run,
 }
 
 

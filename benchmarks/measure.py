@@ -13,7 +13,8 @@ OURS = "aheadgrad"
 FIRST_ONLY = "first order only"
 GUARDED = "with check"
 UNGUARDED = "without"
-CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, OURS, GUARDED, UNGUARDED)
+PLAIN = "plain call"
+CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, PLAIN, OURS, GUARDED, UNGUARDED)
 
 
 @dataclass(frozen=True)

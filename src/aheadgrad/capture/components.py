@@ -32,12 +32,16 @@ Edge = tuple[Any, int]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Something a gradient is taken of: an input, a leaf made inside, an output ("exit") that another
-    component computes, or (from the second order on) a tangent of the order before."""
+    """Something a gradient is taken of: an input, a tensor inside of one, a leaf made inside, an output
+    ("exit") that another component computes, or (from the second order on) a tangent of the order before.
+
+    `name` is what a tensor inside of an input is called in generated code.
+    """
 
     kind: str
     index: int
     leaf: Any
+    name: str = ""
 
     @property
     def place(self) -> Any:

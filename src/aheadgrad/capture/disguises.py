@@ -18,7 +18,7 @@ from torch import Tensor
 
 from aheadgrad.capture.layouts import Layouts, flattest
 from aheadgrad.errors import FallbackError
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view, version
 
 _T = torch.Tensor
 OUT_OF_PLACE: dict[Any, Callable[..., Tensor]] = {
@@ -48,6 +48,28 @@ class Parent:
     source: Tensor
     with_grad: bool
     base_required_grad: bool
+
+
+@dataclass(frozen=True, eq=False)
+class InPlace:
+    """A change of shape in place of a tensor subclass, which is made again as it is."""
+
+    of: Tensor
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    with_grad: bool
+    version: int  # of the tensor afterwards
+
+    @property
+    def tracked(self) -> bool:
+        return self.with_grad and self.of.requires_grad
+
+    @property
+    def in_doubt(self) -> bool:
+        """A view in sight of autograd that was written to since: eager makes its history again, from
+        views that know nothing of the new shape."""
+        return self.tracked and is_view(self.of) and version(self.of) != self.version
 
 
 class Disguises:

@@ -15,7 +15,7 @@ from torch import Tensor
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import NodeBase, version
-from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import Form
 
 
 class Enter(NodeBase):
@@ -35,13 +35,15 @@ class Enter(NodeBase):
 class Entrance:
     slot: Slot
     real: Tensor
-    value: FakeTensor
+    value: Any
     leaf: Tensor
     seen: Tensor
     history: Any
     version: int
-    storage: int
+    storage: Any
     required_grad: bool
+    form: Form | None = None  # of a tensor subclass
+    parts: tuple[Any, ...] = ()
 
     @property
     def is_leaf(self) -> bool:
@@ -62,13 +64,16 @@ class Member:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
+    version: int | None = None  # of a version counter that the owner does not share
+    leaf: Tensor | None = None  # what gradients are taken of, for one with a history of its own
 
 
-def make_entrance(slot: Slot, real: Tensor, fake: FakeTensor, fake_leaf: FakeTensor | None) -> Entrance:
-    """Wraps an input; `fake_leaf` is given for an input that requires grad and has a history."""
-    wrapped = functional.wrap(fake)
-    if fake_leaf is not None:
-        leaf = functional.wrap(fake_leaf).requires_grad_()
+def make_entrance(
+    slot: Slot, real: Tensor, fake: Any, wrapped: Tensor, wrapped_leaf: Tensor | None
+) -> Entrance:
+    """Lets an input in; `wrapped_leaf` is given for one that requires grad and has a history."""
+    if wrapped_leaf is not None:
+        leaf = wrapped_leaf.requires_grad_()
         with torch.enable_grad():
             seen = Enter.apply(leaf, [wrapped])
     else:

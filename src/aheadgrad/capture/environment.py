@@ -52,8 +52,11 @@ class Ambient:
 
 
 @contextmanager
-def tracing(*modes: object) -> Iterator[None]:
-    """Functionalization and the given modes on; random state, grad mode and hooks shielded."""
+def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
+    """Functionalization and the given modes on; random state, grad mode and hooks shielded.
+
+    `veiled`: functionalization works behind veils only (see `veils`).
+    """
     grad_mode = torch.is_grad_enabled()
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():  # composite ops are taken apart by autograd's layer only
@@ -62,6 +65,8 @@ def tracing(*modes: object) -> Iterator[None]:
         stack.enter_context(random.preserved())
         stack.enter_context(saved_tensor_hooks_off())
         stack.enter_context(functional.enabled())
+        if veiled:
+            stack.enter_context(functional.not_here())
         stack.enter_context(quiet_logs())
         if torch.is_anomaly_enabled():  # it looks at values, of which there are none here
             stack.enter_context(torch.autograd.set_detect_anomaly(False))

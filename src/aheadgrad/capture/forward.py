@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.entrances import Member
 from aheadgrad.capture.origins import origin_of_error, raised_by_torch
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.shared import enter_shared
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
-from aheadgrad.program.slots import SharedBase, Slot
+from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
@@ -31,13 +30,15 @@ class SharedGroup:
     """Inputs in one storage that must enter as aliases of one owner.
 
     `roots` are the tensors that are no views: the owner first, then those that only share its
-    storage; `shares_version` tells for each whether it shares the owner's version counter.
+    storage; `counters` tells for each which version counter it has, 0 being the owner's. The owner
+    is one of them, or (`made`) all of their memory, where no single one holds the others.
     """
 
     roots: tuple[Tensor, ...]
-    shares_version: tuple[bool, ...]
+    counters: tuple[int, ...]
     members: tuple[Tensor, ...]
     slots: tuple[Slot, ...]
+    made: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
         if group is None:
             seen[id(real)] = session.enter(slot, real, symbolic_name=_symbolic(session, slot)).seen
         else:
-            _enter_shared(session, group, seen)
+            enter_shared(session, group, seen)
     return seen
 
 
@@ -138,54 +139,6 @@ def _symbolic(session: Session, slot: Slot) -> str:
     from aheadgrad.program.slots import UserInput
 
     return f"L_{slot.path}_" if session.symbolic and isinstance(slot, UserInput) else ""
-
-
-def _enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) -> None:
-    """One entrance for the owner; the others are aliases and views of it."""
-    owner = group.roots[0]
-    names = tuple(slot.describe() for slot in group.slots)
-    owner_seen = session.enter(SharedBase(names), owner).seen
-    roots = {id(owner): owner_seen}
-    slots = {id(m): slot for m, slot in zip(group.members, group.slots, strict=True)}
-    for root, shared in zip(group.roots[1:], group.shares_version[1:], strict=True):
-        alias = _strided_like(owner_seen, root)
-        alias = alias.detach() if shared else alias.data
-        if root.requires_grad:
-            alias.requires_grad_()
-        roots[id(root)] = alias
-        slot = slots.get(id(root), SharedBase(names))
-        session.members.append(_member(slot, root, owner, alias, is_root=True))
-    for member in group.members:
-        if id(member) in roots:
-            seen[id(member)] = roots[id(member)]
-            continue
-        base = base_of(member)
-        assert base is not None
-        with torch.enable_grad():
-            view = _strided_like(roots[id(base)], member)
-        if creation_meta(member) != CreationMeta.DEFAULT:
-            set_creation_meta(view, creation_meta(member))
-        seen[id(member)] = view
-        session.members.append(_member(slots[id(member)], member, owner, view, is_root=False))
-
-
-def _strided_like(source: Tensor, t: Tensor) -> Tensor:
-    return source.as_strided(t.size(), t.stride(), t.storage_offset())
-
-
-def _member(slot: Slot, real: Tensor, owner: Tensor, seen: Tensor, *, is_root: bool) -> Member:
-    return Member(
-        slot,
-        real,
-        owner,
-        seen,
-        seen.grad_fn,
-        real.requires_grad,
-        is_root,
-        tuple(real.size()),
-        tuple(real.stride()),
-        real.storage_offset(),
-    )
 
 
 def _sync_all(session: Session, flat: list[Any]) -> None:
@@ -202,8 +155,14 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             session.looks[id(value)] = session.layouts.look(value)
     for value in flat:
         if isinstance(value, Tensor):
-            session.layouts.settle(value)
+            session.settle(value)
             functional.sync(value)
+    if session.veiled:  # what was laid out again shows in all who share the memory
+        for entrance in session.entrances:
+            functional.sync(entrance.seen)
+
+
+_FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
 
 
 def explained(error: Exception) -> Exception:
@@ -227,6 +186,10 @@ def explained(error: Exception) -> Exception:
         return IndexError(str(error))  # as the kernel calls it; the fake one does not
     if "are out of bounds for storage of size" in str(error):
         return FallbackError("autograd addresses memory that the recorded tensors do not have")
+    if str(error).startswith("Found a custom (non-ATen) operator whose output has alias annotations"):
+        return FallbackError("a custom op that changes its arguments is called out of our sight")
+    if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
+        return FallbackError("a function given to a control-flow operator closes over a tensor")
     if "INTERNAL ASSERT FAILED" in str(error):
         return FallbackError("autograd cannot replay the views of this function")
     if "cannot mutate tensors with frozen storage" in str(error):

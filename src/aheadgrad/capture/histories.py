@@ -10,6 +10,7 @@ from torch import Tensor
 from aheadgrad.capture.trace import Trace
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import Bundle
 
 _ATTRIBUTES: dict[type, list[str]] = {}
 
@@ -55,8 +56,10 @@ def kept_by_eager(
     return list(found.values())
 
 
-def view_source(trace: Trace, value: Tensor) -> Tensor:
+def view_source(trace: Trace, value: Any) -> Any:
     """The value that a chain of view ops starts from."""
+    if type(value) is Bundle:
+        return value
     while True:
         made = trace.producer(value)
         if made is None or not is_view_op(trace.records[made.record].target):

@@ -18,11 +18,12 @@ from aheadgrad.capture.components import Component, Components, Passage, Target,
 from aheadgrad.capture.exits import Exit
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.subclasses import expected_tangent, tangent_like
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import set_grad_enabled
 from aheadgrad.torchlayer.dispatch import no_function_modes
-from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
 Layout = tuple[Any, ...] | None
@@ -35,7 +36,7 @@ class Gradients:
 
     component: Component
     pattern: Pattern
-    tangents: list[FakeTensor | None]
+    tangents: list[Any]
     grads: list[Any]
     phase: str
     traced: Traced | None = None
@@ -58,10 +59,20 @@ class Joint:
         self.session = session
         self.exits = list(exits)  # and the passages between components
         self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut)
+        self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 
     def expected_pattern(self, component: Component) -> Pattern:
         """All tangents present, laid out like the outputs."""
-        return tuple(tangent_layout(self.exits[i].traced) for i in component.exits)
+        return tuple(self._expected(i) for i in component.exits)
+
+    def _expected(self, i: int) -> Any:
+        traced = self.exits[i].traced
+        if not is_foreign(traced):
+            return tangent_layout(traced)
+        if i not in self.forms:
+            with self.session.recording():
+                self.forms[i] = expected_tangent(self.session, traced)
+        return self.forms[i]
 
     def record(
         self,
@@ -87,15 +98,19 @@ class Joint:
                     for t, required in zip(wrapped, requiring, strict=True):
                         if t is not None:
                             t.requires_grad_(required)
-                given = [(t, w) for t, w in zip(tangents, wrapped, strict=True) if t is not None]
-                writes = BackwardWrites(session, given)
+                given = [v for t in tangents if t is not None for v in values_of(t)]
+                known = [w for t in wrapped if t is not None for w in parts_of(t)]
+                writes = BackwardWrites(session, list(zip(given, known, strict=True)))
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
+                seeds = [w for w in wrapped if w is not None]
                 outputs = [_root(self.exits[i].traced) for i in present]
                 with component.closed() if component.boundary else nullcontext():
-                    raw = _gradients(outputs, leaves, [w for _, w in given], requiring is not None)
+                    raw = _gradients(
+                        outputs, leaves, [w for w in wrapped if w is not None], requiring is not None
+                    )
                 session.trace.read_off = len(session.trace.records)
                 raw = list(raw[: len(component.targets)])
-                grads = [None if g is None else _latest(g) for g in raw]
+                grads = [None if g is None else _latest(session, g) for g in raw]
                 writes.record()
         finally:
             session.trace.phase = "forward"
@@ -103,23 +118,21 @@ class Joint:
         return Gradients(component, pattern, tangents, grads, phase, traced)
 
     def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Any]]:
-        values: list[FakeTensor | None] = []
+        values: list[Any] = []
         wrapped: list[Tensor | None] = []
         for i, layout in zip(component.exits, pattern, strict=True):
             if layout is None:
                 values.append(None)
                 wrapped.append(None)
                 continue
-            like = self.exits[i].traced
-            with functional.outside():
-                room = torch.empty_strided(like.size(), layout, dtype=like.dtype, device="meta")
-                value = FakeTensor(self.session.mode, room, like.device)
+            value, seen = tangent_like(self.session, self.exits[i].traced, layout)
             values.append(value)
-            wrapped.append(functional.wrap(value))
+            wrapped.append(seen)
         return values, wrapped
 
 
-def _latest(traced: Tensor) -> Any:
+def _latest(session: Session, traced: Tensor) -> Any:
+    session.settle_gradient(traced)
     functional.sync(traced)
     return functional.unwrap(traced)
 
@@ -156,8 +169,12 @@ def tangent_layout(t: Tensor) -> tuple[Any, ...]:
 
 def dense_order(t: Tensor) -> tuple[int, ...]:
     """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
-    strides = [size_hint(s) for s in t.stride()]
-    return tuple(sorted(range(t.dim()), key=lambda d: (-strides[d], d)))
+    return order_of(t.stride())
+
+
+def order_of(stride: Any) -> tuple[int, ...]:
+    strides = [size_hint(s) for s in stride]
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:

@@ -15,14 +15,24 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import layouts
-from aheadgrad.capture.disguises import OUT_OF_PLACE
+from aheadgrad.capture.custom_ops import call_changing, changes_arguments
+from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.refusals import check_bounds, check_leaf_view
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import TorchFunctionMode, in_transform, transform_level
+from aheadgrad.torchlayer.autograd import version
+from aheadgrad.torchlayer.dispatch import (
+    OpOverload,
+    OpOverloadPacket,
+    TorchFunctionMode,
+    in_transform,
+    only_overload,
+    transform_level,
+)
+from aheadgrad.torchlayer.subclasses import is_foreign
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -87,6 +97,8 @@ class Lift(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.session.ambient.check()
+        if self.session.recorder.asking:
+            return func(*args, **kwargs)  # a subclass' own code
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
@@ -109,7 +121,13 @@ class Lift(TorchFunctionMode):
             check_leaf_view(self.session, given)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
-        if func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
+        if func in OUT_OF_PLACE and is_foreign(given):
+            if disguises.current(given) is not given:
+                raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
+            moved = version(given) + 1
+            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), moved)
+            self.session.reshapes.setdefault(id(given), []).append(done)
+        elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
             return given
         if func in _DETACHES:
             self.session.must_be_no_view(given)
@@ -137,6 +155,10 @@ class Lift(TorchFunctionMode):
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(func) in (OpOverload, OpOverloadPacket):
+            op = only_overload(func)
+            if changes_arguments(op):
+                return call_changing(self.session, op, args, kwargs)
         if func is torch.Tensor.storage_offset:
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
@@ -200,6 +222,8 @@ class Lift(TorchFunctionMode):
 
 def _check_item(t: Tensor, index: Any, value: Any) -> str:
     """`t[index] = value` copies into a slice, if the index can be had as one; which op it amounts to."""
+    if any(is_foreign(i) and i.dim() == 0 and i.dtype is torch.bool for i in tensors_among((index,))):
+        raise FallbackError("a tensor subclass is indexed with a single truth value, which torch looks at")
     if not tensors_among((index,)):
         with torch.no_grad():
             part = t[index]

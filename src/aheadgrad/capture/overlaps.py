@@ -109,10 +109,17 @@ _MOST_ELEMENTS = 1 << 20
 
 def _touch(a: Tensor, b: Tensor) -> bool:
     """Do two tensors of one storage have an element in common?"""
-    if a.numel() > _MOST_ELEMENTS or b.numel() > _MOST_ELEMENTS or a.dtype != b.dtype:
+    if a.numel() > _MOST_ELEMENTS or b.numel() > _MOST_ELEMENTS:
         return False
     with functional.outside():
+        if a.element_size() != b.element_size():
+            return bool(torch.isin(_bytes(a), _bytes(b)).any())
         return bool(torch.isin(_addresses(a), _addresses(b)).any())
+
+
+def _bytes(t: Tensor) -> Tensor:
+    width = t.element_size()
+    return (_addresses(t).unsqueeze(-1) * width + torch.arange(width)).flatten()
 
 
 def _changes_what_it_reads(written: Tensor, other: Tensor) -> bool:

@@ -16,6 +16,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import changes_what_is_saved, nodes_made, running_node, saved_tensor_hooks
+from aheadgrad.torchlayer.control_flow import with_graphs
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,
@@ -23,6 +24,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     no_function_modes,
 )
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
@@ -37,6 +39,7 @@ class Recorder(TorchDispatchMode):
     """Computes each op on fake tensors and appends it to the trace."""
 
     supports_higher_order_operators = True
+    asking = 0  # inside the code of tensor subclasses (see `veils`)
 
     def __init__(
         self,
@@ -74,8 +77,7 @@ class Recorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         if isinstance(func, HigherOrderOperator):
-            with self.mode:
-                out = func(*args, **kwargs)
+            args, out = with_graphs(self.mode, func, args, kwargs)
         elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         elif func is zeros.MADE or self.zeros:
@@ -195,6 +197,9 @@ class Recorder(TorchDispatchMode):
         wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
         with self, functional.again():
             return pytree.tree_map(down, lower(*wrapped_args, **wrapped_kwargs))
+
+
+hide_from_dynamo(Recorder.__torch_dispatch__)
 
 
 class _Writes(Exception):

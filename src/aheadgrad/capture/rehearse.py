@@ -14,10 +14,12 @@ from torch import Tensor
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.stage import Captured
+from aheadgrad.program.opened import opened
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import random
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import parts_of, values_of
 
 _NEVER_RAISE = {
     torch.ops.aten.empty_strided.default,
@@ -33,12 +35,14 @@ _NEVER_RAISE = {
 
 def rehearse(captured: Captured) -> None:
     """Runs the unused ops of the forward on the real inputs."""
-    reals = [e.real for e in captured.session.entrances]
+    reals = [part for e in captured.session.entrances for part in parts_of(e.real)]
     if any(isinstance(r, FakeTensor) for r in reals) or captured.forward.number_slots:
         return
     cutter = captured.cutter
-    boundary = {id(e.value) for e in captured.session.entrances}
-    used, _ = cutter.needed([e.value for e in captured.exits], boundary, {"forward"})
+    entering = opened([(e.slot, e.value) for e in captured.session.entrances])
+    boundary = {id(value) for _, value in entering}
+    leaving = [v for e in captured.exits for v in values_of(e.value)]
+    used, _ = cutter.needed(leaving, boundary, {"forward"})
     unused: list[Any] = []
     for i, record in enumerate(captured.session.trace.records):
         if i in used or record.phase != "forward" or is_view_op(record.target):
@@ -48,7 +52,7 @@ def rehearse(captured: Captured) -> None:
             unused += [p for p in parts if isinstance(p, Tensor)][:1]
     if not unused:
         return
-    inputs = [Port(e.slot, e.value, f"input_{i}") for i, e in enumerate(captured.session.entrances)]
+    inputs = [Port(slot, value, f"input_{i}") for i, (slot, value) in enumerate(entering)]
     program = cutter.cut("rehearsal", inputs, [(Slot(), value) for value in unused])
     with torch.no_grad(), random.preserved():
         compile_eager(program)(list(reals))

@@ -15,20 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.disguises import Disguises
+from aheadgrad.capture.disguises import Disguises, InPlace
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.recorder import Recorder
+from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
+from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
 
 
 class Session:
@@ -38,9 +42,11 @@ class Session:
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
         symbolic: bool = False,
+        veiled: bool = False,
     ) -> None:
         self.mode = mode
         self.lock = threading.RLock()  # one recording at a time
+        self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
@@ -54,13 +60,18 @@ class Session:
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
-        self.recorder = Recorder(self.trace, mode, decompositions, self._adopt)
+        recorder = VeiledRecorder if veiled else Recorder
+        self.recorder = recorder(self.trace, mode, decompositions, self._adopt)
         self.layouts = Layouts()
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
+        self.made_owners: dict[int, Tensor] = {}  # by id of all memory of some inputs: one of them
+        self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
+        self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
+        self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.lifting = Lift(self)
         self.ambient = Ambient()
 
@@ -68,14 +79,40 @@ class Session:
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         python = python_dispatcher(on=self.sized)
-        with tracing(self.recorder, self.lifting, python), torch.autograd.set_multithreading_enabled(False):
+        modes = (self.recorder, self.lifting, python, bodies_not_compiled())
+        with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
             yield
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Only the recorder on: for our own questions to the trace."""
-        with tracing(self.recorder), torch.no_grad():
+        with tracing(self.recorder, veiled=self.veiled), torch.no_grad():
             yield
+
+    def wrap(self, value: Any) -> Tensor:
+        """A traced tensor that holds a value."""
+        wrapped = functional.wrap(value)
+        return Veil(wrapped) if self.veiled else wrapped
+
+    def settle(self, t: Tensor) -> None:
+        """A traced tensor with the strides that it has in eager."""
+        if self.veiled:
+            self.recorder.settle(t)  # type: ignore[attr-defined]
+        self.layouts.settle(t)
+
+    def given_parts(self) -> dict[int, str]:
+        """By id of their traced tensor: what the parts of inputs are called in generated code."""
+        found: dict[int, str] = {}
+        for i, e in enumerate(self.entrances):
+            names = part_names(e.value, f"p{i}")
+            for veil, name in zip(e.parts or (e.seen,), names, strict=True):
+                found.setdefault(id(veil), name)
+        return found
+
+    def settle_gradient(self, g: Tensor) -> None:
+        """As `settle`, for what a backward gives."""
+        if self.veiled:
+            self.recorder.settle(g)  # type: ignore[attr-defined]
 
     def fake(self, t: Tensor, name: str = "") -> FakeTensor:
         """A placeholder value for a real (or already fake) tensor."""
@@ -93,12 +130,30 @@ class Session:
         known = self._by_real.get(id(real))
         if known is not None:
             return known
+        if not is_plain(real):
+            self._must_be_open_to(slot, real)
+        if is_foreign(real):
+            return self._known_as(real, enter_subclass(self, slot, real, symbolic_name))
         with no_function_modes():
             value = self.fake(real, symbolic_name)
             if id(real) in self.items:
                 value.item_memo = self.items[id(real)]
             with_history = real.requires_grad and not real.is_leaf
-            entrance = make_entrance(slot, real, value, self.fake(value) if with_history else None)
+            wrapped = self.wrap(value)
+            leaf = self.wrap(self.fake(value)) if with_history else None
+            entrance = make_entrance(slot, real, value, wrapped, leaf)
+        return self._known_as(real, entrance)
+
+    def _must_be_open_to(self, slot: Slot, real: Tensor) -> None:
+        """Before a subclass enters: it needs a trace with veils, and parts that are all from outside."""
+        if not is_foreign(real):
+            raise FallbackError(f"{slot.describe()} is a {type(real).__name__}, a tensor subclass")
+        if not self.veiled:
+            raise NeedsVeils("a tensor subclass appears in a trace of plain tensors")
+        if any(type(part) is Veil for part in parts_of(real)):
+            raise FallbackError("a tensor subclass is made of tensors from inside and from outside")
+
+    def _known_as(self, real: Tensor, entrance: Entrance) -> Entrance:
         self.entrances.append(entrance)
         self.layouts.know(entrance.seen)
         self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
@@ -123,7 +178,7 @@ class Session:
     def lift(self, real: Tensor) -> Tensor:
         """A real tensor met by the user's code: a hidden input from now on."""
         if isinstance(real, FakeTensor):
-            return functional.wrap(real)
+            return self.wrap(real)
         known = self._by_real.get(id(real))
         if known is None:
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
@@ -134,12 +189,14 @@ class Session:
 
     def _adopt(self, real: Tensor) -> Tensor:
         """A real tensor that reached the recorder directly, below autograd."""
-        if real.requires_grad:
+        if real.requires_grad and is_plain(real):
             raise FallbackError(
                 "an autograd.Function gets a tensor that requires grad from outside the arguments; "
                 "pass it as an argument instead"
             )
         seen = self.lift(real)
+        if self.veiled and not self.recorder.inside:  # type: ignore[attr-defined]
+            return seen
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out
@@ -169,6 +226,8 @@ class Session:
             if not isinstance(e.slot, ClosedOver):
                 self._by_real.pop(id(e.real), None)
                 e.real = nothing
+        self.parts.clear()
+        self.made_owners.clear()
         for m in self.members:
             self._by_real.pop(id(m.real), None)
             m.real = m.owner = nothing

@@ -14,21 +14,25 @@ from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.session import Session
+from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError
+from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
-from aheadgrad.facts.storage import merge_shared
+from aheadgrad.facts.storage import check_bases, check_reshapes, merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
+from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput
+from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserInput, UserOutput
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
+from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
 
@@ -74,6 +78,11 @@ class Captured:
         return self.options.one_node
 
     @property
+    def differentiable_again(self) -> bool:
+        """Are derivatives beyond the first to be had?"""
+        return self.options.any_order and not self.session.veiled
+
+    @property
     def graph(self) -> fx.Graph:
         return self.program.graph
 
@@ -102,6 +111,8 @@ class Captured:
     def inputs(self) -> list[tuple[Slot, Any]]:
         """Slots and traced values of all program inputs, numbers where they were given."""
         found: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
+        if self.session.veiled:
+            return opened(found)
         for scalar in reversed(self.scalars):
             found.insert(self._place(scalar), (scalar.slot, scalar.value))
         return found
@@ -122,7 +133,12 @@ class Captured:
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""
-        return {id(e.real): e.value for e in self.session.entrances if places(e.value)}
+        found: dict[int, Any] = {}
+        for e in self.session.entrances:
+            for real, value in zip(parts_of(e.real), values_of(e.value), strict=True):
+                if places(value):
+                    found[id(real)] = value
+        return found
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""
@@ -133,6 +149,8 @@ class Captured:
     def slot_of(self, target: Target) -> Slot:
         if target.kind == "input":
             return self.session.entrances[target.index].slot
+        if target.kind == "inside":
+            return UserInput(target.name)
         if target.kind == "exit":
             return self.joint.exits[target.index].slot
         return UserOutput(target.index)
@@ -146,6 +164,8 @@ class Captured:
         by_input = {t.index: k for k, t in enumerate(g.component.targets) if t.kind == "input"}
         entrance = {id(e.value): i for i, e in enumerate(self.session.entrances)}
         each: list[tuple[Slot, Any]] = []
+        if self.session.veiled:
+            return found
         for slot, value in self.inputs:
             k = by_input.get(entrance.get(id(value), -1))
             each.append((NoGradient(slot), None) if k is None else found[k])
@@ -155,7 +175,7 @@ class Captured:
     def program(self) -> Program:
         """The joint program: `(primals, tangents) -> (outputs, gradients)`."""
         ports = primal_ports(self.inputs)
-        outputs = in_graph.results(self, inference=False)
+        outputs = opened(in_graph.results(self, inference=False))
         phases = {"forward"}
         number = 0
         for g in self.gradients:
@@ -164,9 +184,10 @@ class Captured:
             phases.add(g.phase)
             for i, tangent in zip(g.component.exits, g.tangents, strict=True):
                 if tangent is not None:
-                    number += 1
-                    ports.append(Port(Tangent(self.joint.exits[i].slot), tangent, f"tangents_{number}"))
-            outputs += self.gradient_outputs(g)
+                    for slot, value in opened([(Tangent(self.joint.exits[i].slot), tangent)]):
+                        number += 1
+                        ports.append(Port(slot, value, f"tangents_{number}"))
+            outputs += opened(self.gradient_outputs(g))
         return self.cutter.cut("joint", ports, outputs, phases, in_graph.writes(self))
 
     def record(
@@ -184,9 +205,18 @@ def _gone(see: Any) -> Any:
 
 
 def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
+    """Captures a call; once more, with veils, if a tensor subclass turns up that is not an input."""
+    veiled = not all(is_plain(t) for _, t in call.inputs)
+    try:
+        return _capture(call, options, journal, veiled)
+    except NeedsVeils:
+        return _capture(call, options, journal, veiled=True)
+
+
+def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Captured:
     ambient = autocast_state()
     with journal.stage("forward"):
-        forward = _run_forward(call, options)
+        forward = _run_forward(call, options, veiled)
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
         kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
@@ -204,14 +234,18 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
     return captured
 
 
-def _run_forward(call: Call, options: Options) -> Forward:
+def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
     """One run; a second one only when inputs that share memory turn out to be changed."""
-    forward = run(_open(call, options), call)
+    forward = run(_open(call, options, veiled), call)
+    check_reshapes(forward.session)
     merged = merge_shared(forward, call)
     if merged is None:
         return forward
     _fix_sizes(merged)
-    return run(_open(merged, options), merged)
+    forward = run(_open(merged, options, veiled), merged)
+    check_bases(forward.session)
+    check_reshapes(forward.session)
+    return forward
 
 
 def _fix_sizes(call: Call) -> None:
@@ -222,13 +256,15 @@ def _fix_sizes(call: Call) -> None:
             int(number)
 
 
-def _open(call: Call, options: Options) -> Session:
+def _open(call: Call, options: Options, veiled: bool) -> Session:
+    if veiled and dispatch_modes():
+        raise FallbackError("a dispatch mode is active around a call with tensor subclasses")
     reals = [t for _, t in call.inputs]
     mode = call.symbols.mode or mode_of(reals)
     if mode is None:
         mode = new_mode(dynamic=bool(options.dynamic))
-        return Session(mode, options.decompositions, symbolic=bool(options.dynamic))
-    session = Session(mode, options.decompositions)
+        return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
+    session = Session(mode, options.decompositions, veiled=veiled)
     session.fakes = call.symbols.fakes
     session.items = call.symbols.items
     session.sized = bool(
@@ -247,6 +283,13 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for i, e in enumerate(forward.session.entrances)
         if e.leaf.requires_grad and _differentiable(e.leaf)
     ]
+    for k, m in enumerate(forward.session.members):
+        if m.leaf is not None and m.leaf.requires_grad:
+            targets.append(Target("inside", k, m.leaf, f"m{k}"))
+    for i, e in enumerate(forward.session.entrances):
+        for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
+            if inner.requires_grad and _differentiable(inner):
+                targets.append(Target("inside", i, inner, name))
     for kind, index, tensor in inner_leaves(forward.session, facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets

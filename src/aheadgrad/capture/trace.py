@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aheadgrad.torchlayer.autograd import AutogradNode
+from aheadgrad.torchlayer.control_flow import is_effectful
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
@@ -78,7 +79,7 @@ def _collect(values: Any, found: list[Tensor]) -> None:
 
 def has_effect(target: Any) -> bool:
     """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts."""
-    if is_random(target) or is_mutable(target):
+    if is_random(target) or is_mutable(target) or is_effectful(target):
         return True
     return isinstance(target, OpOverload) and not target._schema.returns
 

@@ -13,6 +13,7 @@ from aheadgrad.capture.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.subclasses import parts_of, values_of
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -22,14 +23,17 @@ class BackwardWrites:
 
     def __init__(self, session: Session, tangents: list[tuple[Tensor, Tensor]]) -> None:
         self.session = session
-        known = [(e.value, e.seen) for e in session.entrances] + tangents
+        known = [
+            pair for e in session.entrances for pair in zip(values_of(e.value), parts_of(e.seen), strict=True)
+        ]
+        known += tangents
         self.before = [(value, seen, functional.unwrap(seen), version(seen)) for value, seen in known]
 
     def record(self) -> None:
         with no_function_modes(), torch.no_grad():
             for value, seen, held, at in self.before:
-                if version(seen) == at:
-                    continue
+                if version(seen) == at and not self.session.veiled:
+                    continue  # (the parts of a subclass are written without a word)
                 functional.sync(seen)
                 now = functional.unwrap(seen)
                 if now is held:

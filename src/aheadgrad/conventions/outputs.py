@@ -105,6 +105,7 @@ def emit_inner_leaves(script: Script, a: Assembly) -> None:
         elif isinstance(root, AliasRoot) and root.leaf:
             source = _grow(script, root_name(a, root.of), root.recipe)
             script.line(f"leaf_root_{r} = {source}.requires_grad_()")
+            _emit_ahead(script, a, root.of, root.recipe)
     for r in _under_leaf_views(a):
         _emit_alias_root(script, a, r, a.facts.roots[r])
     for j, fact in enumerate(a.facts.outputs):
@@ -133,6 +134,7 @@ def emit(script: Script, a: Assembly) -> None:
 
 def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
     assert isinstance(root, AliasRoot)
+    _emit_ahead(script, a, root.of, root.recipe)
     script.line(f"root{r} = {_grow(script, root_name(a, root.of), root.recipe)}")
     position = None
     if root.output is not None:
@@ -146,6 +148,18 @@ def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
         script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, kept)")
 
 
+def _emit_ahead(script: Script, a: Assembly, r: int, recipe: Recipe) -> None:
+    """Changes of shape in a recipe move the version counter, which has come to its final place before;
+    that of a fresh tensor is nobody's business."""
+    moved = sum(step.in_place for step in recipe.steps)
+    root, base = a.facts.roots[r], root_name(a, r)
+    while isinstance(root, AliasRoot):
+        root = a.facts.roots[root.of]
+    if moved and not a.inference and isinstance(root, InputRoot):
+        counter = script.names.name(set_version, "set_version")
+        script.line(f"{counter}({base}, {base}._version - {moved})")
+
+
 def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
     base = root_name(a, fact.root)
     set_grad = script.names.name(set_grad_enabled, "set_grad")
@@ -154,6 +168,7 @@ def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[A
         script.line(f"{bump}({base}, {base}._version + {_LONG_AGO})")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(False)")
+    _emit_ahead(script, a, fact.root, fact.recipe)
     script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
     if fact.without_grad and not a.inference:
         script.line(f"{set_grad}(True)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aheadgrad.conventions import subclasses
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.program.slots import OldMemory, UpdatedInput
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
@@ -31,6 +32,7 @@ def any_tracked(a: Assembly) -> bool:
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
+    subclasses.emit_parts(script, a)
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
@@ -55,6 +57,15 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     new = _exit_of(a, fact)
     target = a.input_names[fact.index]
+    if fact.parts is not None:
+        # First, as autograd remembers at which version it made a view's history.
+        by = 0 if a.inference else fact.version_bumps - subclasses.own_bumps(fact)
+        if by > 0 or fact.index < 0:
+            _emit_bump(script, target, by)
+        subclasses.emit_history(script, a, fact)
+        if by < 0 and fact.index >= 0:
+            _emit_bump(script, target, by)
+        return
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)
     elif fact.geometry is not None:
@@ -67,7 +78,7 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if a.inference:
         return
     own = _own_bumps(fact)
-    ahead = fact.index < 0 or (fact.history_changed and fact.version_bumps)
+    ahead = fact.history_changed and fact.version_bumps if fact.index >= 0 else not fact.version_bumps
     _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
 
 
@@ -111,7 +122,7 @@ def emit_versions(script: Script, a: Assembly) -> None:
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates:
             _emit_bump(script, a.input_names[fact.index], fact.version_bumps - 1)  # one is the graph's
-        elif fact.index >= 0 and fact.history_changed:
+        elif fact.index >= 0 and fact.history_changed and fact.parts is None:
             _emit_bump(script, a.input_names[fact.index], fact.version_bumps)
 
 
@@ -120,10 +131,15 @@ def emit_watches(script: Script, a: Assembly) -> None:
     for node in a.nodes:
         if node.watches:
             watched = "".join(
-                f"({w.name}.detach(), {w.name}._version, {w.outputs}), " for w in node.watches if w.name
+                f"({_held(a, w.name)}, {w.name}._version, {w.outputs}), " for w in node.watches if w.name
             )
             once = next((w.outputs for w in node.watches if not w.name), ())
             script.line(f"r{node.exits[0]}.grad_fn.watch = (({watched}), {once})")
+
+
+def _held(a: Assembly, name: str) -> str:
+    """What shares a tensor's version counter, and does not hold on to the node."""
+    return name if name in a.held_as_they_are else f"{name}.detach()"
 
 
 def _geometry(script: Script, g: Geometry) -> str:

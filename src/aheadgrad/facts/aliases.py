@@ -7,6 +7,7 @@ intermediate that the program returns); the others are made from it at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ from aheadgrad.torchlayer.autograd import (
     is_view,
     same_version_counter,
 )
+from aheadgrad.torchlayer.subclasses import Bundle, parts_of
 
 
 @dataclass(eq=False)
@@ -71,7 +73,7 @@ def collect(forward: Forward) -> Aliases:
     inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}
     inputs.update({id(m.seen): -1 - k for k, m in enumerate(session.members)})
     first: dict[int, int] = {}
-    members: dict[int, list[int]] = {}
+    members: dict[Any, list[int]] = {}
     facts: dict[int, OutputFacts] = {}
     for j, value in enumerate(forward.outputs):
         if not isinstance(value, Tensor):
@@ -83,13 +85,30 @@ def collect(forward: Forward) -> Aliases:
         else:
             first[id(value)] = j
             members.setdefault(functional.storage_key(value), []).append(j)
-    owners: dict[int, int] = {}
+    owners: dict[Any, int] = {}
     for i, entrance in enumerate(session.entrances):
         owners.setdefault(functional.storage_key(entrance.seen), i)
+    if session.veiled:
+        check_parts(forward)
     for key, group in members.items():
         _Group(forward, out, group, owners.get(key)).fill(facts)
     out.outputs = [facts[j] for j in range(len(forward.outputs))]
     return out
+
+
+def check_parts(forward: Forward) -> None:
+    """Memory is grouped by whole tensors: a part of a subclass must not be seen in another way too,
+    unless it is one of the caller's own parts, which are handed out as they are."""
+    whole = [e.seen for e in forward.session.entrances]
+    whole += [v for v in forward.outputs if isinstance(v, Tensor)]
+    owners: dict[Any, tuple[Any, Tensor]] = {}
+    given = forward.session.given_parts()
+    for t in whole:
+        key = functional.storage_key(t)
+        for part in parts_of(t):
+            owner, first = owners.setdefault(functional.storage_key(part), (key, part))
+            if owner != key and not (first is part and id(part) in given):
+                raise FallbackError("an output shares memory with a part of a tensor subclass")
 
 
 class _Group:
@@ -111,6 +130,9 @@ class _Group:
         owner = self._owner()
         for j, t in zip(self.members, self.tensors, strict=True):
             facts[j] = self._member(j, t, owner)
+        made = [f.recipe for j in self.members if isinstance(f := facts[j], ViewOf)]
+        if len(self.members) > 1 and any(step.in_place for r in made for step in r.steps):
+            raise FallbackError("several outputs share memory with a subclass that changed its shape inside")
 
     def _alone(self, t: Tensor) -> OutputFacts | None:
         """The only output in its storage: a plain output, unless eager would treat it as a view."""
@@ -129,7 +151,7 @@ class _Group:
     def _look(self, t: Tensor) -> Geometry | None:
         look = self.forward.session.looks.get(id(t))
         held = functional.unwrap(t)
-        if look is None or held.numel() == 0:
+        if look is None or type(held) is Bundle or held.numel() == 0:
             return None
         written = functional.storage_key(t) in self.forward.session.layouts.touched
         unusual = 1 in look.size and look.stride != contiguous_strides(look.size)
@@ -166,6 +188,10 @@ class _Group:
         root_tensor = self.out.root_tensors[root]
         if t is root_tensor:
             return IsRoot(root)
+        given = self.forward.session.entrance_of(root_tensor)
+        cut = given is not None and given.required_grad
+        if cut and t.requires_grad and not self._as_it_will_be(root_tensor).requires_grad:
+            raise FallbackError("a view is returned of an input that is cut off from its history after that")
         made = self._view_recipe(root_tensor, t)
         if made == Recipe():  # looks just like its root, but is another tensor
             made = Recipe((Step(torch.ops.aten.alias.default, ()),))

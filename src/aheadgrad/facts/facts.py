@@ -16,6 +16,16 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class PartFacts:
+    """What happened to the parts of an input that is a tensor subclass: which of them have new
+    values, which were exchanged for others, and the changes of shape in place, to be made again."""
+
+    changed: tuple[int, ...] = ()
+    exchanged: tuple[int, ...] = ()
+    reshapes: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
 class InputFacts:
     """What happened to one input.
 
@@ -36,6 +46,7 @@ class InputFacts:
     look: Geometry | None = None
     old_memory_changed: bool = False
     final_bytes: int | None = None
+    parts: PartFacts | None = None
 
     @property
     def untouched(self) -> bool:
@@ -47,6 +58,7 @@ class Step:
     """One view op of a recipe; `part` picks one of several results.
 
     `without_grad`: it was made under no_grad although others of its recipe were not.
+    `in_place`: a change of shape of the view before it.
     """
 
     target: Any
@@ -54,6 +66,7 @@ class Step:
     kwargs: tuple[tuple[str, Any], ...] = ()
     part: int | None = None
     without_grad: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.disguises import InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.session import Session
 from aheadgrad.errors import FallbackError
@@ -19,6 +20,7 @@ from aheadgrad.facts.facts import Recipe, Step
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 
 
 class _StepLog(TorchDispatchMode):
@@ -42,6 +44,8 @@ class _StepLog(TorchDispatchMode):
 
 
 def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
+    if is_foreign(target):
+        return _recorded(session, source, target)
     old, new = functional.view_steps(source), functional.view_steps(target)
     if len(new) >= len(old) and all(map(functional.same_step, old, new)):
         steps = _steps(session, source, target, new[len(old) :])
@@ -50,6 +54,38 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
     if source.dtype != target.dtype or source.is_conj() != target.is_conj():
         raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
     return Recipe(geometry=session.look(target))
+
+
+def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
+    """The view ops that made one subclass from another, as the recorder noted them."""
+    views = session.recorder.views  # type: ignore[attr-defined]
+    steps: list[Step] = []
+    while target is not source:
+        made = views.get(id(target))
+        if made is None:
+            if _looks_like(target, source):
+                break  # another tensor around the same parts (`.data`)
+            raise FallbackError("an output shares memory with a tensor subclass in a way that is not a view")
+        if made.look != geometry_of(made.source):
+            raise FallbackError("an output is a view of a tensor subclass that changed its shape since")
+        for call in reversed(session.reshapes.get(id(target), ())):
+            steps.append(_reshape_step(call))
+        steps.append(Step(made.target, made.args, tuple(made.kwargs.items()), made.part))
+        target = made.source
+    return Recipe(tuple(reversed(steps)))
+
+
+def _reshape_step(call: InPlace) -> Step:
+    """A change of shape in place, made again in place: autograd tells it from a view."""
+    hidden = call.of.requires_grad and not call.with_grad
+    return Step(call.function, call.args, tuple(call.kwargs.items()), None, hidden, in_place=True)
+
+
+def _looks_like(a: Tensor, b: Tensor) -> bool:
+    if functional.storage_key(a) != functional.storage_key(b) or type(a) is not type(b):
+        return False
+    pairs = zip([a, *parts_of(a)], [b, *parts_of(b)], strict=True)
+    return all(geometry_of(x) == geometry_of(y) and x.dtype == y.dtype for x, y in pairs)
 
 
 def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object]) -> tuple[Step, ...] | None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.forward import Call, Forward, SharedGroup
+from aheadgrad.capture.session import Session
+from aheadgrad.capture.shared import is_flat, whole_storage
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.facts.mutations import input_facts
@@ -26,6 +28,7 @@ from aheadgrad.torchlayer.autograd import (
     same_version_counter,
 )
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 
 
 def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
@@ -33,7 +36,8 @@ def storage_groups(inputs: list[Tensor]) -> list[list[Tensor]]:
     groups: dict[int, list[Tensor]] = {}
     seen: set[int] = set()
     for real in inputs:
-        if id(real) in seen or isinstance(real, FakeTensor) or real.layout is not torch.strided:
+        strided = real.layout is torch.strided or is_foreign(real)
+        if id(real) in seen or isinstance(real, FakeTensor) or not strided:
             continue
         seen.add(id(real))
         groups.setdefault(functional.storage_key(real), []).append(real)
@@ -63,6 +67,8 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     facts = {id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)}
     slots = {id(real): slot for slot, real in call.inputs}
     _check_lifted(forward, facts)
+    if session.veiled:
+        _check_parts(session, facts)
     groups = []
     hands_out_parts = any(
         isinstance(v, Tensor) and is_view(v) and creation_meta(v) != CreationMeta.DEFAULT
@@ -83,6 +89,23 @@ def _check_lifted(forward: Forward, facts: dict[int, InputFacts]) -> None:
         reached = len(tensors) > 1 and any(id(t) in lifted for t in tensors)
         if reached and any(_changes(facts[id(t)]) for t in tensors):
             raise FallbackError("a closed-over tensor shares memory with an input, and one is changed")
+
+
+def _check_parts(session: Session, facts: dict[int, InputFacts]) -> None:
+    """Subclasses are merged as wholes: parts that share memory in other ways may not be changed."""
+    found: dict[int, list[tuple[object, Tensor, Tensor]]] = {}
+    for e in session.entrances:
+        for part in parts_of(e.real):
+            key = functional.storage_key(part)
+            found.setdefault(key, []).append((functional.storage_key(e.real), part, e.real))
+    for group in found.values():
+        wholes = {key for key, _, _ in group}
+        one_each = len({id(real) for _, _, real in group}) == len(group)
+        if len(group) < 2 or (len(wholes) == 1 and one_each):
+            continue
+        same = len({id(part) for _, part, _ in group}) == 1 and all(is_foreign(r) for _, _, r in group)
+        if not same and any(_changes(facts[id(real)]) for _, _, real in group):
+            raise FallbackError("parts of tensor subclasses share memory, and one of them is changed")
 
 
 def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool) -> list[Tensor]:
@@ -112,8 +135,46 @@ def _remembers_version(t: Tensor) -> bool:
     return is_view(t) and t.requires_grad and bool(creation_meta(t) != CreationMeta.DEFAULT)
 
 
+def check_reshapes(session: Session) -> None:
+    if any(calls[-1].in_doubt for calls in session.reshapes.values()):
+        raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
+
+
+def check_bases(session: Session) -> None:
+    """A subclass that changes its shape in place while other inputs are views of it: eager would make
+    these views again from the new shape."""
+    reshaped = [id(base_of(m.seen)) for m in session.members if id(m.seen) in session.reshapes]
+    if len(set(reshaped)) < len(reshaped):
+        raise FallbackError("several views of one tensor subclass change their shapes")
+    for member in session.members:
+        base = base_of(member.seen)
+        if base is not None and id(base) in session.reshapes:
+            raise FallbackError("a tensor subclass changes its shape, and other inputs are views of it")
+
+
 def _changes(fact: InputFacts) -> bool:
     return fact.data_changed or fact.storage_changed or fact.geometry is not None
+
+
+def _is_leaf_view(t: Tensor) -> bool:
+    base = base_of(t) if is_view(t) else None
+    return base is not None and t.requires_grad and t.is_leaf and not base.requires_grad
+
+
+def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool:
+    """Is every element of the others an element of this one?"""
+    if len(roots) == 1 or is_foreign(root):
+        return True
+    first, last = extent(root)
+    for t in (*roots, *members):
+        (start, end), alike = extent(t), t.dtype == root.dtype and _geometry(t) == _geometry(root)
+        if start < first or end > last or not (alike or is_flat(root) or base_of(t) is root):
+            return False
+    return True
+
+
+def _geometry(t: Tensor) -> tuple[object, ...]:
+    return t.size(), t.stride(), t.storage_offset()
 
 
 def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
@@ -123,12 +184,23 @@ def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
         root = member if base is None else base
         if all(r is not root for r in roots):
             roots.append(root)
-    if any(t.dtype != roots[0].dtype for t in (*roots, *members)):
-        raise FallbackError("inputs that share memory, and are changed, are of different dtypes")
-    owner = next((r for r in roots if r.requires_grad and not r.is_leaf), None)
-    owner = owner if owner is not None else next((r for r in roots if r.requires_grad), roots[0])
-    if sum(r.requires_grad and not r.is_leaf for r in roots) > 1:
-        raise FallbackError("inputs that share memory, and are changed, have different histories")
+    if any(_is_leaf_view(m) for m in members):
+        raise FallbackError("an input that is a view, and a leaf all the same, shares memory that is changed")
+    able = [r for r in roots if _holds_all(r, roots, members)]
+    if not able:
+        return _around(roots, members, slots)
+    owner = next((r for r in able if r.requires_grad and not r.is_leaf), None)
+    owner = owner if owner is not None else next((r for r in able if r.requires_grad), able[0])
     ordered = [owner, *(r for r in roots if r is not owner)]
-    shared = tuple(same_version_counter(owner, r) for r in ordered)
-    return SharedGroup(tuple(ordered), shared, tuple(members), tuple(slots))  # type: ignore[arg-type]
+    return SharedGroup(tuple(ordered), _counters(ordered), tuple(members), tuple(slots))  # type: ignore[arg-type]
+
+
+def _around(roots: list[Tensor], members: list[Tensor], slots: list[object]) -> SharedGroup:
+    """The group of inputs of which none holds all others: the owner is all of their memory."""
+    ordered = [whole_storage(roots[0]), *roots]
+    return SharedGroup(tuple(ordered), _counters(ordered), tuple(members), tuple(slots), made=True)  # type: ignore[arg-type]
+
+
+def _counters(roots: list[Tensor]) -> tuple[int, ...]:
+    """For each the first of them that has the same version counter."""
+    return tuple(next(k for k, r in enumerate(roots) if same_version_counter(r, t)) for t in roots)

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from aheadgrad import pipeline
 from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
+from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackWarning, UnsupportedInput
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.guarded_memory import depends_on_offsets
@@ -32,7 +33,7 @@ from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.subclasses import is_plain
+from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 _SPARE = 3
@@ -100,10 +101,11 @@ def _call(
         slot = UserInput(f"args[{i}]")
         if not isinstance(value, Tensor):
             scalars.append(Scalar(slot, value, len(inputs)))
-        elif is_plain(value):
+        elif is_plain(value) or can_be_traced(value):
             inputs.append((slot, value))
         else:
-            raise UnsupportedInput(f"args[{i}] is a {type(value).__name__}, a tensor subclass.")
+            kind = type(value).__name__
+            raise UnsupportedInput(f"args[{i}] is a {kind}, a tensor subclass that cannot be taken apart.")
 
     def invoke(see: Callable[[Any], Any]) -> Any:
         with modules.swapped(places, see) if places else nullcontext():
@@ -167,6 +169,12 @@ class _Runner:
         known = self.where.get(id(real))
         if known is not None:
             return known
+        if id(real) in self.session.made_owners:
+            one = self._find(self.session.made_owners[id(real)])
+            name = f"w{len(self.where)}"
+            self.script.line(f"{name} = {self.script.names.name(whole_storage, 'whole_storage')}({one})")
+            self.where[id(real)] = name
+            return name
         if isinstance(real, FakeTensor):
             raise UnsupportedInput("The graph uses a fake tensor that is not among its inputs.")
         return self.script.names.name(real, "closed_over")
@@ -181,7 +189,8 @@ class _Runner:
             base = None if member.is_root else base_of(member.real)
             tests.append(f"{name}._base is {None if base is None else self._find(base)}")
             tests.append(f"{name}.storage_offset() == {int(member.offset)}")
-            tests.append(f"{_storage(name)} == {_storage(self._find(member.owner))}")
+            if not is_foreign(member.real):
+                tests.append(f"{_storage(name)} == {_storage(self._find(member.owner))}")
         return tests + self._apart(tensors)
 
     def _apart(self, tensors: list[str]) -> list[str]:
@@ -197,8 +206,9 @@ class _Runner:
         ]
         if len(checked) < 2 or isinstance(checked[0][1].real, FakeTensor):
             return []
-        kinds = len({storage_key(e.real) for _, e in checked})
-        return [f"len({{{', '.join(_storage(name) for name, _ in checked)}}}) == {kinds}"]
+        kinds = len({storage_key(part) for _, e in checked for part in parts_of(e.real)})
+        names = [path for name, e in checked for path in (e.form.paths(name) if e.form else [name])]
+        return [f"len({{{', '.join(map(_storage, names))}}}) == {kinds}"]
 
 
 def _storage(name: str) -> str:

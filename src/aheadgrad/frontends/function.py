@@ -15,7 +15,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
-from aheadgrad.torchlayer.subclasses import is_plain
+from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain
 
 # a subclass without a dispatch of its own still gives its type to every result
 _EXACT = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
@@ -68,6 +68,8 @@ def takes_any_keyword(fn: Callable[..., Any]) -> bool:
 
 
 def _check_kind(path: str, t: Tensor) -> None:
+    if can_be_traced(t):
+        return
     if not is_plain(t) or type(t) not in _EXACT:
         raise FallbackError(f"argument {path} is a {type(t).__name__}, a tensor subclass")
     if t.layout is not torch.strided or t.is_quantized:

@@ -13,6 +13,7 @@ from torch import Tensor
 from aheadgrad.capture.stage import Captured
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.subclasses import parts_of
 
 if TYPE_CHECKING:
     from aheadgrad.frontends.checks import Checks
@@ -27,7 +28,7 @@ class MemoryWriter:
         self.captured = writer.captured
         facts = self.captured.facts
         self.changes = any(f.data_changed or f.storage_changed for f in facts.inputs)
-        self.changes = self.changes and len(writer.reals) > 1
+        self.changes = self.changes and sum(len(parts_of(r)) for r in writer.reals) > 1
         self.offsets = depends_on_offsets(self.captured)
 
     @property
@@ -40,6 +41,9 @@ class MemoryWriter:
             for name, e in zip(self.inputs, session.entrances, strict=False):
                 if not name.startswith("state"):
                     self._offset(name, int(e.real.storage_offset()), e.slot.describe())
+                inner = zip(parts_of(e.real), self.writer.parts.get(id(e.real), ()), strict=False)
+                for part, text in inner:
+                    self._offset(text, int(part.storage_offset()), e.slot.describe())
         for entrance in session.no_views:
             name = self.writer._find(entrance.real)
             self.call.unless(f"not {name}._is_view()", entrance.slot.describe(), "no view", "'a view'")
@@ -72,7 +76,9 @@ class MemoryWriter:
 
     def _storages(self) -> None:
         """The same inputs share storage as when the entry was made, and no others."""
-        reals, names = self.writer.reals, self.inputs
+        whole = zip(self.writer.reals, self.inputs, strict=True)
+        names = [n for r, name in whole for n in self.writer.parts.get(id(r), [name])]
+        reals = [part for r in self.writer.reals for part in parts_of(r)]
         mine = {id(r) for r in self.writer.state}
         others = [(n, r) for n, r in zip(names, reals, strict=True) if id(r) not in mine]
         between = {storage_key(r) for r in self.writer.state} & {storage_key(r) for _, r in others}

@@ -19,8 +19,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
+from aheadgrad.capture.shared import whole_storage
 from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Checks
+from aheadgrad.frontends.guarded_forms import write_form_check
 from aheadgrad.frontends.guarded_memory import MemoryWriter
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.looks import compare_looks, look_of
@@ -36,10 +39,12 @@ from aheadgrad.torchlayer.dispatch import (
     default_devices,
     deterministic_mode,
     deterministic_warns,
+    dispatch_modes,
     function_modes,
     transform_level,
 )
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
+from aheadgrad.torchlayer.subclasses import form_of, is_foreign, parts_of
 
 MISS = object()
 
@@ -80,6 +85,7 @@ class GuardWriter:
         self.state: list[Tensor] = []  # tensors found in dictionaries, in the order of `state`
         self.reals = [e.real for e in captured.session.entrances]
         self.reals += [m.real for m in captured.session.members]
+        self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
     def write(self, run: Callable[..., Any]) -> Guard:
         self._ambient()
@@ -144,9 +150,8 @@ class GuardWriter:
         for place in self.places:
             table = self.names.name(place.table, "table")
             reads.setdefault(id(place.get()), f"{table}.get({place.name!r})")
-        self.state = list(
-            {id(r): r for r in self.reals if id(r) in reads and id(r) not in self.given}.values()
-        )
+        found = {id(r): r for r in self.reals if id(r) in reads and id(r) not in self.given}
+        self.state = [r for r in found.values() if not is_foreign(r)]
         for k, real in enumerate(self.state):
             self.find.line(f"s{k} = {reads[id(real)]}")
             self.where[id(real)] = f"state[{k}]"
@@ -166,6 +171,10 @@ class GuardWriter:
         self.find_places(reads)
         if self.find.fast.lines:
             self._stamped(list(steady.values()))
+        for real in found.values():
+            if is_foreign(real):  # what is inside changes without the tensor
+                name = self.where[id(real)] = f"x{len(self.where)}"
+                self.call.line(f"{name} = {reads[id(real)]}")
 
     def find_places(self, reads: dict[int, str]) -> None:
         """Every place where a tensor was found has the same one again, whatever its name."""
@@ -277,10 +286,15 @@ class GuardWriter:
         members = [m.real for m in self.captured.session.members]
         owner = next((m for m in members if base_of(m) is real), None)
         name = f"x{len(self.where)}"
-        if owner is not None:
+        if id(real) in self.captured.session.made_owners:
+            one = self._find(self.captured.session.made_owners[id(real)])
+            self.call.line(f"{name} = {self.names.name(whole_storage, 'whole_storage')}({one})")
+        elif owner is not None:
             self.call.line(f"{name} = {self._find(owner)}._base")
         else:
             found = self.reach.find(real)
+            if found is None and is_foreign(real):
+                raise FallbackError("a tensor subclass is made inside, of tensors from outside")
             text = self.names.name(real, "closed_over") if found is None else self._text(found)
             self.call.line(f"{name} = {text}")
         self.where[id(real)] = name
@@ -305,20 +319,23 @@ class GuardWriter:
                 texts.append(name)
         if not reals:
             return
+        session = self.captured.session
         symbolic = self.captured.symbolic_inputs()
+        slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
+        paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]
+        self._open(reals, texts, paths)
+        wholes = {id(e.real): e.value for e in session.entrances if e.form is not None}
         mine = {id(t) for t in self.state}
         others = [(text, r) for text, r in zip(texts, reals, strict=True) if id(r) not in mine]
         if others:
-            check = self.names.name(tensor_check([r for _, r in others], symbolic), "tensors_match")
+            seen = {**wholes, **symbolic}
+            check = self.names.name(tensor_check([r for _, r in others], seen), "tensors_match")
             with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
                 self.call.only_fast("return None")
         if others and mine:
             given = "".join(f"id({text}), " for text, _ in others)
             with self.call.fast.block(f"if not ids.isdisjoint(({given})):"):
                 self.call.only_fast("return None")
-        session = self.captured.session
-        slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
-        paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]
         looks = tuple(look_of(path, r, symbolic.get(id(r))) for path, r in zip(paths, reals, strict=True))
         compare = f"{self.names.name(compare_looks, 'compare_looks')}(note, {self.names.name(looks, 'looks')}"
         with self.call.slow.block(f"if {compare}, ({self._spread(texts, ', ')})):"):
@@ -330,6 +347,25 @@ class GuardWriter:
             test = f"{self.names.name(sizes, 'sizes_fit')}({arguments})"
             shapes = f"[tuple(t.shape) for t in ({arguments}, )]"
             self.call.unless(test, "sizes", text, shapes)
+
+    def _open(self, reals: list[Tensor], texts: list[str], paths: list[str]) -> None:
+        """Tensor subclasses are of the same type and metadata; their parts are checked with the rest."""
+        if self.captured.session.veiled:
+            now = f"{self.names.name(dispatch_modes, 'dispatch_modes')}()"
+            self.call.unless(f"not {now}", "dispatch modes", "none", now)
+        for real, name, path in list(zip(reals, texts, paths, strict=True)):
+            if not is_foreign(real):
+                continue
+            parts = write_form_check(self.call, self.names, form_of(real), name, path)
+            self.parts[id(real)] = parts
+            for k, (part, source) in enumerate(zip(parts_of(real), parts, strict=True)):
+                known = next((n for r, n in zip(reals, texts, strict=True) if r is part), None)
+                if known is not None:
+                    self.call.unless(f"{source} is {known}", path, "made of the same tensors", "'others'")
+                else:
+                    reals.append(part)
+                    texts.append(source)
+                    paths.append(f"{path}, part {k}")
 
     def _autograd(self, inputs: list[str]) -> None:
         """`requires_grad` where grad mode is off, and leaves: only where it can make a difference."""

@@ -17,6 +17,7 @@ from aheadgrad.capture.joint import Gradients
 from aheadgrad.partition.split import SavedSet, SavedValue, needed_symbols
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import expression, is_symbolic, places
 
 
@@ -38,7 +39,8 @@ def choose(
     """
     cutter.name_records()
     forward_inputs = {id(v) for _, v in inputs if isinstance(v, Tensor)}
-    in_forward, _ = cutter.needed([e.value for e in exits], forward_inputs, {"forward"})
+    leaving = [v for e in exits for v in values_of(e.value)]
+    in_forward, _ = cutter.needed(leaving, forward_inputs, {"forward"})
     if changed:
         in_forward |= _resting_on(cutter, changed)
     if not torch_like:
@@ -47,7 +49,7 @@ def choose(
             for i, record in enumerate(cutter.trace.records)
             if record.phase == "forward" and not is_view_op(record.target)
         }
-    tangents = {id(t) for g in gradients for t in g.tangents if t is not None}
+    tangents = {id(v) for g in gradients for t in g.tangents if t is not None for v in values_of(t)}
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     for g in gradients:
@@ -82,7 +84,9 @@ def walk_backward(
     """
     trace = cutter.trace
     seen: set[int] = set()
-    stack: list[tuple[Tensor, str]] = [(g, "a gradient") for g in gradients.grads if g is not None]
+    stack: list[tuple[Tensor, str]] = [
+        (v, "a gradient") for g in gradients.grads if g is not None for v in values_of(g)
+    ]
     for i, record in enumerate(trace.records):
         if record.keep and record.phase == gradients.phase:
             seen.add(i)

@@ -16,8 +16,10 @@ from aheadgrad.capture.joint import Gradients
 from aheadgrad.conventions import in_graph
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.program.check import check
+from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
+from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import free_symbols
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def primal_ports(inputs: list[tuple[Slot, Any]], prefix: str = "primals") -> lis
 
 
 def forward_program(captured: Captured, saved: SavedSet, *, inference: bool) -> Program:
-    outputs = in_graph.results(captured, inference=inference)
+    outputs = opened(in_graph.results(captured, inference=inference))
     outputs += [(Saved(s.name, s.reason), s.value) for s in saved.tensors]
     outputs += [(SavedSize(name), number) for name, number in saved.sizes]
     ports = primal_ports(captured.inputs, "arg" if inference else "primals")
@@ -81,10 +83,13 @@ def backward_program(captured: Captured | Derivative, gradients: Gradients, save
     """From what the forward saved to gradients. Sizes come first, as backends expect."""
     ports = [Port(SavedSize(name), number, name) for name, number in saved.sizes]
     ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in saved.tensors]
-    for number, (i, value) in enumerate(zip(gradients.component.exits, gradients.tangents, strict=True)):
-        if value is not None:
-            ports.append(Port(Tangent(captured.joint.exits[i].slot), value, tangent_name(captured, number)))
-    outputs = captured.gradient_outputs(gradients)
+    number = 0
+    for i, value in zip(gradients.component.exits, gradients.tangents, strict=True):
+        for slot, tangent in opened([(Tangent(captured.joint.exits[i].slot), value)]):
+            if tangent is not None:
+                ports.append(Port(slot, tangent, tangent_name(captured, number)))
+            number += 1
+    outputs = opened(captured.gradient_outputs(gradients))
     cutter = captured.cutter
     merging = cutter.merging_views({id(s.value) for s in saved.tensors}) if captured.order else nullcontext()
     try:
@@ -98,12 +103,13 @@ def backward_program(captured: Captured | Derivative, gradients: Gradients, save
 
 def needed_symbols(cutter: Cutter, gradients: list[Gradients], saved: list[SavedValue]) -> list[Any]:
     """Symbols that the backward's ops, or the tensors it is given, mention in their sizes."""
-    tangents = [t for g in gradients for t in g.tangents if t is not None]
+    tangents = [v for g in gradients for t in g.tangents if t is not None for v in values_of(t)]
     given = [s.value for s in saved] + tangents
     boundary = {id(t) for t in given}
     needed = free_symbols(given)
     for g in gradients:
-        records, _ = cutter.needed(g.grads, boundary, {g.phase})
+        grads = [v for grad in g.grads for v in values_of(grad)]
+        records, _ = cutter.needed(grads, boundary, {g.phase})
         for i in records:
             record = cutter.trace.records[i]
             needed |= free_symbols([list(record.args), record.kwargs])

@@ -17,6 +17,7 @@ from aheadgrad.partition.split import (
     forward_program,
 )
 from aheadgrad.program.program import Program
+from aheadgrad.torchlayer.subclasses import values_of
 
 
 def partition(captured: Captured, options: Options) -> SplitPrograms:
@@ -24,9 +25,10 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
         return split_with(options.partition, captured)
     saved: list[SavedSet] = []
     changed = frozenset(
-        id(captured.session.entrances[f.index].value)
+        id(value)
         for f in captured.facts.inputs
         if f.index >= 0 and (f.data_changed or f.storage_changed)
+        for value in values_of(captured.session.entrances[f.index].value)
     )
     for g in captured.gradients:
         if g is None:
@@ -40,7 +42,7 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
                     [g],
                     changed,
                     torch_like=options.one_node,
-                    any_order=options.any_order and not options.one_node,
+                    any_order=captured.differentiable_again and not options.one_node,
                 )
             )
     together = _union(captured, saved)

@@ -162,6 +162,22 @@ class SavedSize(Slot):
 
 
 @dataclass(frozen=True)
+class Part(Slot):
+    """One of the plain tensors inside a tensor subclass."""
+
+    of: Slot
+    index: int
+
+    def describe(self) -> str:
+        return f"part {self.index} of {self.of.describe()}"
+
+
+def parts(slot: Slot, count: int) -> list[Slot]:
+    """The slots of a value that is taken apart."""
+    return [Part(slot, k) for k in range(count)]
+
+
+@dataclass(frozen=True)
 class Signature:
     """One slot per placeholder and per output of a program, in order."""
 

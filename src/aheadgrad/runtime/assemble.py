@@ -60,6 +60,7 @@ class Assembly:
     in_graph_updates: frozenset[int] = frozenset()
     members: tuple[str, ...] = ()
     passages: list[Exit] = field(default_factory=list)
+    held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
     returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
 
@@ -216,4 +217,6 @@ def target_name(target: Any) -> str:
         return f"p{target.index}"
     if target.kind == "exit":
         return f"passage{target.index}" if isinstance(target.leaf, Passage) else result_name(target.index)
+    if target.kind == "inside":
+        return str(target.name)
     return f"leaf_{target.kind}_{target.index}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.conventions.subclasses import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 
 Run = Callable[[list[Any]], list[Any]]
@@ -55,7 +56,7 @@ class Backward:
         if program is None:
             if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
-                if usual != pattern:
+                if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
                     return self.run(saved, tuple(map(laid_out, tangents, self.expected)))
             with self._lock:
                 program = self.programs.get((pattern, state))
@@ -68,12 +69,12 @@ class Backward:
             return program(args)
 
 
-def _layout(t: Tensor) -> tuple[Any, ...]:
-    return t.stride()
+def _layout(t: Tensor) -> Any:
+    return t.stride() if type(t) is Tensor else tangent_pattern(t)
 
 
 def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:
     """The same tangent with the strides that a program was compiled for."""
-    if t is None or t.stride() == strides:
+    if t is None or t.stride() == strides or type(t) is not Tensor:
         return t
     return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

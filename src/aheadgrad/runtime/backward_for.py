@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Backend, compile_program
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.higher import Level
 from aheadgrad.capture.joint import dense_order
+from aheadgrad.conventions.subclasses import backward_of_wholes
 from aheadgrad.errors import CaptureError, InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
@@ -16,6 +18,7 @@ from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import LaidOutBackward
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.fake import assumptions
+from aheadgrad.torchlayer.subclasses import Form
 
 
 def backward_for(level: Level, component: Component, saved: SavedSet, known: Any) -> Backward:
@@ -41,7 +44,10 @@ def _backward_by(
         with unchanged_assumptions(level):
             return make(pattern, state)
 
-    orders = tuple(dense_order(level.joint.exits[i].traced) for i in component.exits)
+    traced = [level.joint.exits[i].traced for i in component.exits]
+    orders = tuple(
+        e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
+    )
     return LaidOutBackward(orders, known, make_for, level.fixed_autocast, level.session.lock)
 
 
@@ -78,13 +84,20 @@ def _make(
 ) -> Any:
     """A backward for a pattern of tangents that was not seen before."""
     state = level.backward_autocast if level.fixed_autocast else state
+    by_subclasses = not level.session.veiled and any(isinstance(p, Form) for p in pattern)
+    if by_subclasses:  # recorded for plain tangents; what its ops mean is up to those given
+        pattern = tuple(p.stride if isinstance(p, Form) else p for p in pattern)
     try:
         gradients = level.record(component, pattern, state)
     except Exception as error:
         return Failure(error)
     options = level.options
     try:
-        return compile_program(backend or options.backend, backward_program(level, gradients, saved))
+        program = backward_program(level, gradients, saved)
+        if by_subclasses:
+            return compile_eager(program)
+        run = compile_program(backend or options.backend, program)
+        return backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
     except InvalidProgram:
         if known is None or options.partition == "default" or level.has_symbols:
             raise

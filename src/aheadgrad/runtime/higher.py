@@ -32,6 +32,7 @@ from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
 
 differentiable_runs: Counter[int] = Counter()
@@ -51,12 +52,17 @@ class Higher:
         self._expected = level.joint.expected_pattern(component)
         self._orders = (
             tuple(dense_order(level.joint.exits[i].traced) for i in component.exits)
-            if lays_out(level)
+            if lays_out(level) and not level.session.veiled
             else None
         )
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Gradients with a history, one per input that the node leads to."""
+        if self.level.session.veiled or not all(t is None or is_plain(t) for t in tangents):
+            raise HigherOrderError(
+                "A second derivative was asked for through a compiled call with tensor subclasses. Use the "
+                "uncompiled function where you need it."
+            )
         if not self.level.options.any_order:
             raise HigherOrderError(
                 "A second derivative was asked for through a function that was compiled with "

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.conventions.subclasses import tangent_test
 from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.emit import Namespace, Script
@@ -205,8 +206,7 @@ def _backward(
     usual = backward.programs.get((backward.expected, None))
     if usual is not None:
         tests = [
-            f"{t} is not None and {t}.stride() == {names.literal(tuple(s))}"
-            for t, s in zip(tangents, backward.expected, strict=True)
+            tangent_test(names, t, expected) for t, expected in zip(tangents, backward.expected, strict=True)
         ]
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")

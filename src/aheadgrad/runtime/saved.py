@@ -10,6 +10,7 @@ from aheadgrad.facts.facts import InputFacts
 from aheadgrad.partition.split import SavedValue, SplitPrograms
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import part_names, values_of
 
 
 class SavedNames:
@@ -18,9 +19,13 @@ class SavedNames:
     def __init__(self, captured: Captured, split: SplitPrograms) -> None:
         self.captured = captured
         self.first = len(captured.exits)
-        self.inputs = {id(e.value): f"p{i}" for i, e in enumerate(captured.session.entrances)}
+        self.inputs = {
+            id(value): name
+            for i, e in enumerate(captured.session.entrances)
+            for value, name in zip(values_of(e.value), part_names(e.value, f"p{i}"), strict=True)
+        }
         for fact, value in updates(captured):
-            if not fact.history_changed and fact.geometry is None and fact.index >= 0:
+            if not fact.history_changed and fact.geometry is None and fact.index >= 0 and fact.parts is None:
                 # The input holds the same values by now, and eager saves it too.
                 self.inputs.setdefault(id(value), f"p{fact.index}")
         self.exits: dict[int, list[int]] = {}

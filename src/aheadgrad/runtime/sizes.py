@@ -9,20 +9,51 @@ Generated code reads each symbol off an input before anything else happens to th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.joint import dense_strides
+from aheadgrad.capture.joint import dense_strides, order_of
 from aheadgrad.errors import CaptureError
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.subclasses import (
+    Bundle,
+    Form,
+    build,
+    form_of,
+    is_foreign,
+    parts_of,
+    same_meta,
+    values_of,
+)
 from aheadgrad.torchlayer.symbols import constant_of, expression, places, python_text
 
 if TYPE_CHECKING:
     from aheadgrad.capture.stage import Captured
+
+
+def _parts_laid_out(t: Tensor, expected: Form) -> Tensor:
+    """A tangent that is a subclass, with parts laid out as expected; it must be of the expected kind."""
+    if not is_foreign(t) or not same_kind(form := form_of(t), expected):
+        raise CaptureError(
+            f"A tangent is a {type(t).__name__} where a {expected.kind.__name__} was expected. With dynamic "
+            "shapes, backwards are compiled for the expected kind of tangents only."
+        )
+    parts = parts_of(t)
+    made = [_laid_out(p, order_of(e.stride)) for p, e in zip(parts, expected.plain, strict=True)]
+    return t if all(map(operator.is_, parts, made)) else build(form, iter(made))
+
+
+def same_kind(a: Form, b: Form) -> bool:
+    """The same but for sizes."""
+    if a.kind is not b.kind or a.names != b.names or not same_meta(a.meta, b.meta):
+        return False
+    pairs = [(x, y) for x, y in zip(a.inner, b.inner, strict=True) if isinstance(x, Form)]
+    return all(isinstance(y, Form) and same_kind(x, y) for x, y in pairs)
 
 
 class SizeTexts:
@@ -35,10 +66,12 @@ class SizeTexts:
         for k, number in enumerate(captured.numbers):
             self.sources.setdefault(expression(number), f"p{len(entrances) + k}")
         for i, e in enumerate(entrances):
-            for op, args, number in places(e.value):
-                method = op.overloadpacket.__name__.removeprefix("sym_")
-                text = f"p{i}.{method}({', '.join(map(repr, args))})"
-                self.sources.setdefault(expression(number), text)
+            paths = e.value.form.paths(f"p{i}") if type(e.value) is Bundle else [f"p{i}"]
+            for value, path in zip(values_of(e.value), paths, strict=True):
+                for op, args, number in places(value):
+                    method = op.overloadpacket.__name__.removeprefix("sym_")
+                    text = f"{path}.{method}({', '.join(map(repr, args))})"
+                    self.sources.setdefault(expression(number), text)
         for i, e in enumerate(entrances):
             number = captured.session.items.get(id(e.real))
             if number is not None:
@@ -69,7 +102,7 @@ class LaidOutBackward(Backward):
 
     def __init__(
         self,
-        orders: tuple[tuple[int, ...], ...],
+        orders: tuple[Any, ...],
         compiled: Run | None,
         make: Callable[[tuple[bool, ...], AutocastState | None], Run],
         fixed_autocast: bool,
@@ -96,7 +129,9 @@ class LaidOutBackward(Backward):
             return program(args)
 
 
-def _laid_out(t: Tensor, order: tuple[int, ...]) -> Tensor:
+def _laid_out(t: Tensor, order: Any) -> Tensor:
+    if isinstance(order, Form):
+        return _parts_laid_out(t, order)
     strides = dense_strides(tuple(t.size()), order)
     if t.stride() == strides:
         return t

@@ -13,6 +13,8 @@ from aheadgrad.backends.stage import Executables
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.stage import Captured
+from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
+from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SplitPrograms
@@ -29,7 +31,8 @@ from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import SizeTexts
 from aheadgrad.runtime.watch import watches
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
+from aheadgrad.torchlayer.subclasses import values_of
 
 
 @dataclass(eq=False)
@@ -58,8 +61,8 @@ def make_entry(
         exits=captured.exits,
         passages=captured.joint.exits[len(captured.exits) :],
         inputs=len(captured.session.entrances) + len(captured.numbers),
-        forward=arranged(captured, compiled.forward),
-        results=len(split.forward.signature.outputs),
+        forward=_forward(captured, split, compiled),
+        results=_results(captured, split),
         nodes=nodes,
         view_results=_view_results(captured),
         grad_before=captured.forward.grad_mode_before,
@@ -67,6 +70,7 @@ def make_entry(
         autocast=captured.autocast,
         in_graph_updates=captured.in_graph_updates,
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
+        held_as_they_are=unchanged_wholes(captured),
         names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
     )
     returns = captured.call.returns
@@ -75,6 +79,21 @@ def make_entry(
         assembly.returns = lambda texts: returns(spec, texts, names)
     run, source = assemble(assembly)
     return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
+
+
+def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
+    if not captured.session.veiled:
+        return arranged(captured, compiled.forward)
+    if captured.numbers:
+        raise FallbackError("symbolic numbers are given beside tensor subclasses")
+    forward = compiled.forward
+    return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
+
+
+def _results(captured: Captured, split: SplitPrograms) -> int:
+    """How many results the forward has, counting a tensor subclass as one."""
+    opened = sum(len(values_of(e.value)) - 1 for e in captured.exits)
+    return len(split.forward.signature.outputs) - opened
 
 
 def _node(
@@ -88,11 +107,15 @@ def _node(
     saved = split.saved[number]
     expected = captured.joint.expected_pattern(component)
     gradients = split.gradients[number]
-    known = compiled.backwards[number] if gradients is not None and gradients.pattern == expected else None
+    known = None
+    run = compiled.backwards[number]
+    if run is not None and gradients is not None and gradients.pattern == expected:
+        known = backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
 
     watched = watches(captured, component, saved)
     tensor_names = [saved_names.of(component, s) for s in saved.tensors]
-    direct = find_direct(captured, split, compiled.forward, component, watched, tensor_names)
+    forward = _forward(captured, split, compiled)
+    direct = find_direct(captured, split, forward, component, watched, tensor_names)
     ways = _ways(captured, component, tensor_names, direct)
     apply, source = make_node(
         backward_for(captured, component, saved, known),
@@ -108,7 +131,7 @@ def _node(
         direct=direct,
         feeds=number in _feeding(captured),
     )
-    size_names = [_size_name(split, name) for name, _ in saved.sizes]
+    size_names = [_size_name(split, _results(captured, split), name) for name, _ in saved.sizes]
     call = NodeCall(
         apply,
         component.exits,
@@ -124,7 +147,7 @@ def _node(
 
 def _ways(captured: Captured, component: Component, saved: list[str], direct: Direct | None) -> Ways:
     """How the node's backward finds its inputs again; not in saved ones that changed since."""
-    if not captured.options.any_order:
+    if not captured.differentiable_again:
         return Ways((), ())
     reshaped = {f.index for f in captured.facts.inputs if f.geometry is not None or f.storage_changed}
     names = ["" if t.kind == "input" and t.index in reshaped else target_name(t) for t in component.targets]
@@ -140,9 +163,9 @@ def _feeding(captured: Captured) -> set[int]:
     return {k for k, c in enumerate(components) if not used.isdisjoint(c.exits)}
 
 
-def _size_name(split: SplitPrograms, name: str) -> str:
+def _size_name(split: SplitPrograms, results: int, name: str) -> str:
     names = [n for n, _ in split.all_saved.sizes]
-    outputs = len(split.forward.signature.outputs)
+    outputs = results
     return f"r{outputs - len(names) + names.index(name)}"
 
 
@@ -150,7 +173,10 @@ def _view_results(captured: Captured) -> frozenset[int]:
     """Results that the graph makes with a view op although nobody else sees their base."""
     found = set()
     seen: set[int] = set()
+    given_parts = captured.session.given_parts() if captured.session.veiled else {}
     for i, e in enumerate(captured.exits):
+        if id(e.traced) in given_parts:
+            continue
         if not isinstance(e.value, Tensor) or not (
             isinstance(e.slot, UpdatedInput) or is_own(captured.facts, e.slot)
         ):
@@ -158,12 +184,16 @@ def _view_results(captured: Captured) -> frozenset[int]:
         made = captured.session.trace.producer(e.value)
         if (
             made is None
-            or is_view_op(captured.session.trace.records[made.record].target)
+            or _may_be_view(captured.session.trace.records[made.record].target)
             or id(e.value) in seen
         ):
             found.add(i)
         seen.add(id(e.value))
     return frozenset(found)
+
+
+def _may_be_view(target: Any) -> bool:
+    return is_view_op(target) or isinstance(target, HigherOrderOperator)
 
 
 def find_direct(
@@ -196,7 +226,7 @@ def find_direct(
         inline,
         tuple(f"p{i}" for i in range(len(session.entrances))),
         tuple(t.index for t in component.targets),
-        len(split.forward.signature.outputs),
+        _results(captured, split),
         _view_results(captured),
         tuple(saved),
         len(component.exits),

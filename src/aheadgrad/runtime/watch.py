@@ -22,6 +22,7 @@ from aheadgrad.facts.facts import AliasRoot
 from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
+from aheadgrad.torchlayer.subclasses import Bundle, values_of
 
 # Their recorded formula does without the result, as it may not look for zeros in the input.
 _RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
@@ -44,13 +45,15 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     sources = {id(view_source(captured.session.trace, s.value)) for s in saved.tensors}
     found: dict[str, tuple[int, ...]] = {}
     offset = len(captured.forward.number_slots)
+    everywhere = tuple(range(len(component.exits)))
     for i, entrance in enumerate(captured.session.entrances):
         fact = captured.facts.input(i)
         if fact is None:  # first met by a backward
             continue
         if id(entrance.value) not in sources or (fact.data_changed and fact.history_changed):
             found[f"p{i + offset}"] = _outputs_with(by_exit, storage_key(entrance.seen))
-    everywhere = tuple(range(len(component.exits)))
+            if not found[f"p{i + offset}"] and _parts_saved(captured, entrance.value, sources):
+                found[f"p{i + offset}"] = everywhere
     for name in _updated_and_saved(captured, sources):
         if not found.get(name):
             found[name] = everywhere
@@ -59,10 +62,12 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
         if by_data and _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
             raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
     for i, e in enumerate(captured.exits):
-        if not isinstance(e.value, Tensor) or not is_own(captured.facts, e.slot):
+        if not isinstance(e.value, Tensor | Bundle) or not is_own(captured.facts, e.slot):
             continue
         if id(view_source(captured.session.trace, e.value)) not in sources:
             found[f"r{i}"] = _outputs_with(by_exit, storage_key(e.traced))
+            if not found[f"r{i}"] and _parts_saved(captured, e.value, sources):
+                found[f"r{i}"] = everywhere
     watched = [Watch(name, outputs) for name, outputs in found.items() if outputs]
     once = tuple(k for k, i in enumerate(component.exits) if any(map(_saves, component.nodes_of[i])))
     if once and (watched or not saved.tensors):
@@ -70,7 +75,14 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
     return watched
 
 
-def _outputs_with(by_exit: list[set[int]], key: int) -> tuple[int, ...]:
+def _parts_saved(captured: Captured, value: Any, sources: set[int]) -> bool:
+    """Is a part of a tensor subclass saved? Its own version counter does not move with the whole's."""
+    if type(value) is not Bundle:
+        return False
+    return any(id(view_source(captured.session.trace, part)) in sources for part in value.parts)
+
+
+def _outputs_with(by_exit: list[set[Any]], key: Any) -> tuple[int, ...]:
     return tuple(k for k, keys in enumerate(by_exit) if key in keys)
 
 
@@ -85,6 +97,11 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
     ]
     changed = [f for f in changed if f.index not in captured.in_graph_updates]
     exits = [e for e in captured.exits if isinstance(e.slot, UpdatedInput)]
+    if any(m.version is not None for m in captured.session.members):
+        for fact, e in zip(changed, exits, strict=True):
+            saved = any(id(view_source(captured.session.trace, v)) in sources for v in values_of(e.value))
+            if fact.index >= 0 and not fact.version_bumps and saved:
+                raise FallbackError("memory that is saved for backward is changed through .data")
     offset = len(captured.forward.number_slots)
     return [
         f"p{fact.index + offset}"
@@ -92,7 +109,7 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
         if fact.index >= 0
         and fact.data_changed
         and (fact.history_changed or not fact.version_bumps)
-        and id(view_source(captured.session.trace, e.value)) in sources
+        and any(id(view_source(captured.session.trace, v)) in sources for v in values_of(e.value))
     ]
 
 

@@ -56,6 +56,7 @@ class ArgumentWriter:
         self.scene = scene
         self.made = Arguments()
         self.theme = scene.choose(SHAPES)
+        self.relatives = 0.0
         self.dtype = ", dtype=torch.float64" if scene.chance(0.05) else ""
 
     def line(self, expression: str) -> str | None:
@@ -128,15 +129,37 @@ class ArgumentWriter:
         return self.line(f"{self.base(shape)}.detach()") or self.data(shape, grad=False)
 
     def siblings(self) -> list[str]:
-        """Two tensors in one memory: views of one base, or the base and a view of it."""
+        """Two tensors in one memory: views of one base, or the base and a view of it; now and then one
+        of them detached, a leaf of its own, or of another dtype."""
         scene = self.scene
         base = self.base(self.theme or (3,))
         if scene.chance(0.25):
             return [base, self.line(f"{base}.detach()") or base]
-        return [self.view(base), base if scene.chance(0.25) else self.view(base)]
+        first, second = self.view(base), base if scene.chance(0.25) else self.view(base)
+        if not self.relatives or not scene.chance(self.relatives):
+            return [first, second]
+        second = self.relative(base, second)
+        return [first, second] if scene.chance(0.5) else [second, first]
 
-    def write(self, count: int, duplicates: float, siblings: float) -> Arguments:
+    def relative(self, base: str, view: str) -> str:
+        """A tensor in the memory of a base that autograd does not take for a view of it."""
         scene = self.scene
+        dtype = scene.choose(("int32", "float32", "int16", "float16", "complex64", "uint8"))
+        way = scene.choose(
+            (
+                "{view}.detach()",
+                "{base}.detach()",
+                "{view}.detach().requires_grad_()",
+                f"{{view}}.detach().view(torch.{dtype})",
+                f"{{base}}.detach().view(torch.{dtype})",
+                f"{{base}}.view(torch.{dtype})",
+            )
+        )
+        return self.line(way.format(base=base, view=view)) or view
+
+    def write(self, count: int, duplicates: float, siblings: float, relatives: float = 0.0) -> Arguments:
+        scene = self.scene
+        self.relatives = relatives
         passed = self.siblings() if scene.chance(siblings) else []
         while len(passed) < count:
             passed.append(self.one())

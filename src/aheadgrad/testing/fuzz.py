@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,6 +54,7 @@ class Settings:
     unit_strides: bool = True
     error_types: bool = True
     replay: int = 0  # programs with a seed below this one are called again in other ways
+    inference: bool = False
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -69,6 +71,7 @@ class Settings:
             unit_strides=self.unit_strides,
             error_types=self.error_types,
             through=through,
+            around=torch.no_grad if self.inference else nullcontext,
         )
 
     def replayed(self, program: Program, compiled: Function) -> tuple[int, list[Disagreement]]:
@@ -269,6 +272,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--siblings", type=float, default=Config.siblings, help="chance of two views of one base"
     )
+    parser.add_argument(
+        "--relatives",
+        type=float,
+        default=Config.relatives,
+        help="chance that siblings are detached, leaves of their own, or of another dtype",
+    )
+    parser.add_argument("--inference", action="store_true", help="calls are made under no_grad")
+    parser.add_argument("--subclass", action="store_true", help="every input is a tensor in two parts")
     parser.add_argument("--loose-versions", action="store_true", help="version counters need only move")
     parser.add_argument("--loose-strides", action="store_true", help="ignore strides of unit dimensions")
     parser.add_argument("--any-error", action="store_true", help="types of errors need not match")
@@ -283,11 +294,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         backward=tuple(options.backward.split(",")),
         extra=options.extra,
         order=options.order,
-        config=Config(duplicates=options.duplicates, siblings=options.siblings),
+        config=Config(
+            duplicates=options.duplicates,
+            siblings=options.siblings,
+            relatives=options.relatives,
+            subclass=options.subclass,
+        ),
         versions=not options.loose_versions,
         unit_strides=not options.loose_strides,
         error_types=not options.any_error,
         replay=(options.seed if options.only is None else options.only) + options.replay,
+        inference=options.inference,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()

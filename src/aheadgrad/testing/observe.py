@@ -100,7 +100,10 @@ def tree(value: Any, path: str, register: Register) -> str:
 
 
 def snapshot(tensor: Tensor) -> object:
-    """The values of a tensor, safe from later writes."""
+    """The values of a tensor, safe from later writes; those of its parts for a wrapper subclass."""
+    parts = inner_tensors(tensor)
+    if parts:
+        return tuple(snapshot(part) for part in parts.values())
     return look(lambda: tensor.detach().clone())
 
 

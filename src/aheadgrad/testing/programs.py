@@ -39,15 +39,19 @@ _serial = itertools.count()
 
 @dataclass(frozen=True)
 class Config:
-    """How programs are drawn. ``weights`` maps kinds of lines (see ``steps.WEIGHTS``) to their weight."""
+    """How programs are drawn. ``weights`` maps kinds of lines (see ``steps.WEIGHTS``) to their weight;
+    ``relatives`` is the chance that siblings are not views of one base; with ``subclass`` every input
+    is a tensor in two parts."""
 
     max_inputs: int = 4
     max_steps: int = 8
     duplicates: float = 0.04
     siblings: float = 0.06
+    relatives: float = 0.0
     keep_errors: float = 0.03
     no_grad: float = 0.07
     enable_grad: float = 0.03
+    subclass: bool = False
     weights: Mapping[str, float] = field(default_factory=lambda: dict(WEIGHTS))
 
 
@@ -130,6 +134,8 @@ class Program:
 
     def __str__(self) -> str:
         header = "import torch\nfrom aheadgrad.testing import Inputs\n"
+        if any("two." in line for line in self.setup):
+            header += "from aheadgrad.testing import two\n"
         return f"{header}\n\n{self.inputs_source}\n\n{self.source}"
 
 
@@ -149,7 +155,7 @@ class ProgramWriter:
     def write(self) -> Program:
         scene, config = self.scene, self.config
         made = ArgumentWriter(scene).write(
-            self.rng.randint(1, config.max_inputs), config.duplicates, config.siblings
+            self.rng.randint(1, config.max_inputs), config.duplicates, config.siblings, config.relatives
         )
         leaves = tuple(n for n in scene.names if scene.tensor(n).is_leaf and scene.tensor(n).requires_grad)
         watched = tuple(n for n in scene.names if n not in leaves and n not in made.passed)
@@ -235,7 +241,15 @@ def generate(seed: int, *, config: Config | None = None) -> Program:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
-        return ProgramWriter(seed, config or Config()).write()
+        config = config or Config()
+        program = ProgramWriter(seed, config).write()
+        return in_two_parts(program) if config.subclass else program
+
+
+def in_two_parts(program: Program) -> Program:
+    """The same program on inputs that are tensors in two parts."""
+    setup = [line.replace("torch.tensor(", "two.tensor(") for line in program.setup]
+    return replace(program, setup=tuple(line.replace("torch.zeros(", "two.zeros(") for line in setup))
 
 
 def simplified(program: Program, **changes: Any) -> Program:

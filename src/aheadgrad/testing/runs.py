@@ -256,7 +256,7 @@ def autograd_flags(tensor: Tensor) -> tuple[bool, bool]:
     """Whether a tensor requires grad and is a leaf; neither where asking raises."""
     try:
         return tensor.requires_grad, tensor.is_leaf
-    except RuntimeError:
+    except (RuntimeError, IndexError):
         return False, False
 
 

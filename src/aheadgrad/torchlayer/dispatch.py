@@ -27,11 +27,14 @@ __all__ = [
     "dual_level",
     "function_modes",
     "in_transform",
+    "is_composite",
     "is_mutable",
     "is_random",
     "is_view_op",
     "no_function_modes",
+    "only_overload",
     "python_dispatcher",
+    "schema_of",
     "transform_level",
     "without_mkldnn",
 ]
@@ -96,3 +99,20 @@ def is_view_op(op: object) -> bool:
         return False
     first = op._schema.arguments[:1]
     return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Is the op made of other ops, above autograd?"""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
+
+
+def only_overload(op: Any) -> Any:
+    """The overload that a call of an op means, if there is just one."""
+    if not isinstance(op, OpOverloadPacket):
+        return op
+    names = op.overloads()
+    return getattr(op, names[0]) if len(names) == 1 else op
+
+
+def schema_of(op: OpOverload) -> Any:
+    return op._schema

@@ -11,21 +11,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from aheadgrad.torchlayer.subclasses import Bundle, Veil, form_of, is_foreign, parts_of
+
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 _views = torch._C._functionalization
 
 RESIZE_STORAGE = torch.ops.inductor.resize_storage_bytes_.default
+_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+for _name in ("Functionality", "Other", "NestedTensor", "CPU", "CUDA", "Meta", "XPU", "MPS", "PrivateUse1"):
+    if hasattr(torch._C.DispatchKey, f"Autograd{_name}"):
+        _AUTOGRAD = _AUTOGRAD | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autograd{_name}"))
 wrap = torch._to_functional_tensor
-unwrap = torch._from_functional_tensor
-is_wrapped = torch._is_functional_tensor
-sync = torch._functionalize_sync
-replace = torch._functionalize_replace
-commit_update = torch._functionalize_commit_update
+
+
+def wrappers(t: Tensor) -> list[Tensor]:
+    """The functional wrappers behind a traced tensor: itself, or those behind its veil or its parts."""
+    if type(t) is Tensor:
+        return [t]
+    if type(t) is Veil:
+        return [t.elem]
+    if is_foreign(t):
+        return [w for part in parts_of(t) for w in wrappers(part)]
+    return [t]
+
+
+def is_wrapped(t: Any) -> bool:
+    """Is this a tensor of a trace?"""
+    if type(t) is Tensor:
+        return bool(torch._is_functional_tensor(t))
+    if type(t) is Veil:
+        return True
+    if is_foreign(t):
+        return all(type(part) is Veil for part in parts_of(t))
+    return bool(torch._is_functional_tensor(t))
+
+
+def unwrap(t: Tensor) -> Any:
+    """The value that a traced tensor holds; a bundle of values for a subclass."""
+    if type(t) is Tensor:
+        return torch._from_functional_tensor(t)
+    if is_foreign(t):
+        return Bundle(form_of(t), [torch._from_functional_tensor(w) for w in wrappers(t)])
+    return torch._from_functional_tensor(wrappers(t)[0])
+
+
+def sync(t: Tensor) -> None:
+    if type(t) is Tensor:
+        torch._functionalize_sync(t)
+        return
+    for w in wrappers(t):
+        torch._functionalize_sync(w)
+
+
+def replace(t: Tensor, value: Tensor) -> None:
+    torch._functionalize_replace(wrappers(t)[0], value)
+
+
+def commit_update(t: Tensor) -> None:
+    torch._functionalize_commit_update(wrappers(t)[0])
 
 
 @contextmanager
@@ -43,6 +92,29 @@ def again() -> Iterator[None]:
     """Functionalization on once more, inside a mode that it called: for ops made of ops."""
     included = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
     excluded = torch._C._dispatch_tls_local_exclude_set() - _FUNCTIONALIZE
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+def not_here() -> Any:
+    """Functionalization off for now, to be had again with `behind_veils`."""
+    return torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Autograd off: for an op that autograd has seen already."""
+    included = torch._C._dispatch_tls_local_include_set()
+    excluded = torch._C._dispatch_tls_local_exclude_set() | _AUTOGRAD
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
+@contextmanager
+def behind_veils() -> Iterator[None]:
+    """As `again`, and below autograd: for an op on the functional wrappers behind veils."""
+    included = torch._C._dispatch_tls_local_include_set() | _FUNCTIONALIZE
+    excluded = (torch._C._dispatch_tls_local_exclude_set() | _AUTOGRAD) - _FUNCTIONALIZE
     with torch._C._ForceDispatchKeyGuard(included, excluded):
         yield
 
@@ -66,25 +138,31 @@ def below() -> Iterator[None]:
 
 
 def has_data_mutation(t: Tensor) -> bool:
-    return bool(torch._functionalize_has_data_mutation(t))  # type: ignore[attr-defined]
+    return any(map(torch._functionalize_has_data_mutation, wrappers(t)))  # type: ignore[attr-defined]
 
 
 def has_metadata_mutation(t: Tensor) -> bool:
-    return bool(torch._functionalize_has_metadata_mutation(t))
+    return any(map(torch._functionalize_has_metadata_mutation, wrappers(t)))
 
 
 def storage_was_changed(t: Tensor) -> bool:
     return bool(torch._functionalize_was_storage_changed(t))
 
 
-def storage_key(t: Tensor) -> int:
+def storage_key(t: Tensor) -> Any:
     """Identifies the storage that a wrapper lives in: aliases have equal keys."""
+    if type(t) is Veil:
+        return int(t.elem.untyped_storage()._cdata)
+    if is_foreign(t):
+        return tuple(storage_key(part) for part in parts_of(t))
     return int(t.untyped_storage()._cdata)
 
 
 def view_steps(t: Tensor) -> list[object]:
     """The view operations that lead from the storage's base to `t`, oldest first."""
-    return list(_views.get_view_meta_sequence(t))
+    if is_foreign(t):
+        return []
+    return list(_views.get_view_meta_sequence(wrappers(t)[0]))
 
 
 def same_step(a: object, b: object) -> bool:
