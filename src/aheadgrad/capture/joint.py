@@ -105,9 +105,7 @@ class Joint:
                 seeds = [w for w in wrapped if w is not None]
                 outputs = [_root(self.exits[i].traced) for i in present]
                 with component.closed() if component.boundary else nullcontext():
-                    raw = _gradients(
-                        outputs, leaves, [w for w in wrapped if w is not None], requiring is not None
-                    )
+                    raw = _gradients(outputs, leaves, seeds, requiring is not None)
                 session.trace.read_off = len(session.trace.records)
                 raw = list(raw[: len(component.targets)])
                 grads = [None if g is None else _latest(session, g) for g in raw]
