@@ -55,7 +55,7 @@ def choose(
     for g in gradients:
         walk_backward(cutter, g, in_forward, tangents, users, values)
     if any_order:
-        nodes = [node for g in gradients for node in g.component.nodes]
+        nodes = [node for g in gradients if g.component.targets for node in g.component.nodes]
         for value in kept_by_eager(cutter.trace, nodes, values.values(), cutter.source):
             made = cutter.trace.producer(value)
             if id(value) in forward_inputs or (made is not None and made.record in in_forward):
