@@ -59,11 +59,20 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
             )
 
 
+_INTO_BASES = {  # how functionalization writes a view back into what it is a view of
+    torch.ops.aten.select_scatter.default,
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.diagonal_scatter.default,
+    torch.ops.aten.as_strided_scatter.default,
+}
+
+
 def check_casts(name: str, records: list[Record]) -> None:
     """`x.add_(z)` with a complex z and a real x: eager refuses to drop the imaginary part."""
     if name in _CASTS_FREELY or not records:
         return
-    last = next((r for r in reversed(records) if not is_view_op(r.target)), records[-1])
+    writes = [r for r in records if not is_view_op(r.target) and r.target not in _INTO_BASES]
+    last = (writes or records)[-1]
     if last.target is torch.ops.aten._to_copy.default and isinstance(last.out, Tensor):
         before, after = last.args[0].dtype, last.out.dtype
         if not torch.can_cast(before, after):

@@ -48,11 +48,19 @@ def check_leaf_view(session: Session, t: Tensor) -> None:
     if not torch.is_grad_enabled() or not t.requires_grad:
         return
     entrance = _entrance_in(session, t)
-    base = None if entrance is None else base_of(entrance.real)
+    if entrance is None or not _is_view_of(t, entrance.seen):
+        return
+    base = base_of(entrance.real)
     if base is not None and base.is_leaf and base.requires_grad:
         raise RuntimeError(
             "a view of a leaf Variable that requires grad is being used in an in-place operation."
         )
+
+
+def _is_view_of(t: Tensor, seen: Tensor) -> bool:
+    """In autograd's eyes, that is: not cut off with `detach`."""
+    base = base_of(t)
+    return t is seen or (base is not None and (base is seen or base is base_of(seen)))
 
 
 def _entrance_in(session: Session, t: Tensor) -> Entrance | None:
