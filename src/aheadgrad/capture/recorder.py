@@ -35,6 +35,7 @@ from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 _DEVICE_OF = torch.ops.prim.device.default
+_SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 
@@ -96,6 +97,8 @@ class Recorder(TorchDispatchMode):
                     if self.trace.phase == "forward" or node is None:
                         raise
                     raise self._undecided(func, node) from error
+        if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
+            out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
         return out
