@@ -19,10 +19,10 @@ STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types unit fuzz bench size clean
+.PHONY: help env demo test lint types unit test-ops fuzz bench size clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## make .venv and install everything into it, once
 
@@ -46,6 +46,9 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -q
+
+test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (minutes)
+	$(BIN)/python tests/ops/sweep.py --order $(ORDER)
 
 fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 import aheadgrad
 from aheadgrad.backends.eager import compile_eager
+from aheadgrad.errors import DataDependentError
 
 # With so few numbers in, every entry of the Jacobians is looked at; with more, random projections of them.
 SMALL = 24
@@ -47,6 +48,26 @@ def test_first_and_second_derivatives(name: str) -> None:
     for run in (case.target, strict(case.target)):
         assert check(gradcheck, case, run)
         assert check(gradgradcheck, case, run)
+
+
+def test_a_second_derivative_that_decides_on_values() -> None:
+    """Torch's formula looks for zeros, to refuse them; first derivatives do not."""
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return x.scatter_reduce(0, torch.tensor([0, 0, 1]), y, "prod")
+
+    inputs = [real(3).abs().add(1).detach().requires_grad_() for _ in range(2)]
+    run = strict(product)
+    assert gradcheck(run, inputs)
+    out = run(*inputs).sum()
+    for _ in range(2):
+        with pytest.raises(DataDependentError) as error:
+            torch.autograd.grad(out, inputs, create_graph=True)
+        text = str(error.value)
+        assert text.startswith("A derivative needs the value of a tensor to decide what to do: ScatterReduce")
+        assert "in product" in text
+        assert text.count("Instead:") == 1
+    torch.autograd.grad(out, inputs)
 
 
 def test_the_list_is_long() -> None:

@@ -61,7 +61,10 @@ function("take_along_dim", lambda x: x.take_along_dim(x.argsort(1), 1) ** 2, sp(
 function("scatter", lambda x, y: x.scatter(1, torch.tensor([[0], [2]]), y) ** 2, a(2, 3), b(2, 1))
 function("scatter_add", lambda x, y: (x.scatter_add(0, torch.tensor([0, 0, 1]), y)) ** 2, a(3), b(3))
 function(
-    "scatter_reduce", lambda x, y: x.scatter_reduce(0, torch.tensor([0, 0, 1]), y, "prod"), pos(3), pos(3)
+    "scatter_reduce",
+    lambda x, y: x.scatter_reduce(0, torch.tensor([0, 0, 1]), y, "mean") ** 2,
+    pos(3),
+    pos(3),
 )
 function("index_put", lambda x, y: x.index_put((torch.tensor([0, 2]),), y) ** 2, a(3), b(2))
 function("index_put accumulated", lambda x, y: x.index_put((torch.tensor([1, 1]),), y, True) ** 2, a(3), b(2))
@@ -122,6 +125,10 @@ function("matrix_exp", torch.linalg.matrix_exp, a(2, 2))
 function("matrix_power", lambda x: torch.linalg.matrix_power(x, 3), a(2, 2))
 function("pinv", torch.linalg.pinv, a(3, 2))
 function("householder_product", torch.linalg.householder_product, a(3, 2), b(2))
+function("condition number", torch.linalg.cond, a(3, 3))
+function("covariance", torch.cov, a(2, 3))
+function("correlation", torch.corrcoef, a(2, 3))
+function("trace", lambda x: torch.trace(x * x) * x + x[:, 1:].trace(), a(3, 3))
 function("trace and vander", lambda x: torch.linalg.vander(x).trace() * x, a(3))
 
 

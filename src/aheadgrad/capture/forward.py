@@ -169,8 +169,11 @@ def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
     where = f"\n  at {origin.file}:{origin.line}, in {origin.function}" if origin else ""
-    if isinstance(error, DATA_DEPENDENT_ERRORS) or (
-        isinstance(error, DataDependentError) and "\n  at " not in str(error)
+    reads_memory = type(error) is RuntimeError and "its data is not allocated yet" in str(error)
+    if (
+        reads_memory
+        or isinstance(error, DATA_DEPENDENT_ERRORS)
+        or (isinstance(error, DataDependentError) and "\n  at " not in str(error))
     ):
         what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
         return DataDependentError(

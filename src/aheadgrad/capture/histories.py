@@ -46,22 +46,29 @@ def kept_by_eager(
     of `linalg.solve` reuses the LU factors in a plain backward, and goes back to the matrix otherwise),
     or for another part of the outputs. Eager keeps what serves all of them.
     """
-    known = {id(view_source(trace, v)) for v in used}
+    known = {id(v) for v in used}
     found: dict[int, Tensor] = {}
     for node in nodes:
         for t in saved_with_history(node):
             value = source(functional.unwrap(t))
-            if id(view_source(trace, value)) not in known:
+            if not any(id(v) in known for v in views_back(trace, value)):
                 found.setdefault(id(value), value)
     return list(found.values())
+
+
+def views_back(trace: Trace, value: Tensor) -> Iterator[Tensor]:
+    """A value, what it is a view of, what that is a view of, and so on."""
+    while True:
+        yield value
+        made = trace.producer(value)
+        if made is None or not is_view_op(trace.records[made.record].target):
+            return
+        value = trace.records[made.record].args[0]
 
 
 def view_source(trace: Trace, value: Any) -> Any:
     """The value that a chain of view ops starts from."""
     if type(value) is Bundle:
         return value
-    while True:
-        made = trace.producer(value)
-        if made is None or not is_view_op(trace.records[made.record].target):
-            return value
-        value = trace.records[made.record].args[0]
+    *_, first = views_back(trace, value)
+    return first

@@ -12,10 +12,16 @@ from torch import Tensor
 from aheadgrad.capture import zeros
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
-from aheadgrad.errors import FallbackError
+from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.autograd import changes_what_is_saved, nodes_made, running_node, saved_tensor_hooks
+from aheadgrad.torchlayer.autograd import (
+    AutogradNode,
+    changes_what_is_saved,
+    nodes_made,
+    running_node,
+    saved_tensor_hooks,
+)
 from aheadgrad.torchlayer.control_flow import with_graphs
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
@@ -25,12 +31,13 @@ from aheadgrad.torchlayer.dispatch import (
     no_function_modes,
 )
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 _DEVICE_OF = torch.ops.prim.device.default
+_SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 
@@ -85,7 +92,15 @@ class Recorder(TorchDispatchMode):
         else:
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
-                out = self.ops.compute(func, types, args, kwargs)
+                try:
+                    out = self.ops.compute(func, types, args, kwargs)
+                except DATA_DEPENDENT_ERRORS as error:
+                    node = running_node()
+                    if self.trace.phase == "forward" or node is None:
+                        raise
+                    raise self._undecided(func, node) from error
+        if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
+            out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
         return out
@@ -117,6 +132,19 @@ class Recorder(TorchDispatchMode):
             origin = None if node is None else self.origins.get(node.number)
         self.origins.setdefault(nodes_made() - 1, origin)
         self.trace.add(func, args, kwargs, out, origin, current_node_meta(), node)
+
+    def _undecided(self, func: Any, node: AutogradNode) -> DataDependentError:
+        """For a derivative that asks for values; it is torch's formula that asks, no line of the user's."""
+        origin = self.origins.get(node.number)
+        where = f"{origin.file}:{origin.line}, in {origin.function}" if origin else "a line that is not known"
+        return DataDependentError(
+            f"A derivative needs the value of a tensor to decide what to do: {node.name} calls {func}."
+            f"\n  at {where}\n"
+            "While a derivative is recorded its tensors have no values. Instead:\n"
+            "  1. compute this derivative with the function itself, uncompiled;\n"
+            "  2. write the line with operations whose derivatives take one way only;\n"
+            "  3. in an autograd.Function of your own, choose with torch.where(condition, a, b)."
+        )
 
     @contextmanager
     def running_users_code(self) -> Iterator[None]:

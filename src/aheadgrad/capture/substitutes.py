@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aheadgrad.torchlayer.autograd import set_version, version
-from aheadgrad.torchlayer.dispatch import without_mkldnn
+from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
 
 
 def _batch_norm(
@@ -166,6 +166,32 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return windows.movedim(dim + 1, -1)
 
 
+class _Trace(torch.autograd.Function):
+    """The trace, with derivatives that can be differentiated without looking at values."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        ctx.size = t.size()
+        return torch.trace(t)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        diagonal = torch.eye(*ctx.size, dtype=torch.bool, device=grad.device)
+        return torch.where(diagonal, grad, torch.zeros((), dtype=grad.dtype, device=grad.device))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        return torch.trace(tangents[0])
+
+
+def _trace(input: Tensor) -> Tensor:
+    if in_transform(input) or input.dim() != 2 or not input.requires_grad:
+        return torch.trace(input)
+    out: Tensor = _Trace.apply(input)
+    return out
+
+
 def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
     """The oneDNN kernel keeps its workspace out of sight of whoever records it."""
 
@@ -178,6 +204,8 @@ def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.lstm: _without_mkldnn(torch.lstm),
+    torch.trace: _trace,
+    torch.Tensor.trace: _trace,
     torch.batch_norm: _batch_norm,
     torch.Tensor.unfold: _unfold,
     torch.dropout: _dropout,
