@@ -5,6 +5,7 @@ Each component (see `components`) has its own backward. A backward is recorded f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
-from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.writes import BackwardWrites
@@ -52,11 +53,11 @@ class Joint:
     """The forward's exits and the inputs to differentiate, in one session."""
 
     def __init__(
-        self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool, cut: bool = False
+        self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool, cut: bool = False, views: Sequence[GrownView] = ()
     ) -> None:
         self.session = session
         self.exits = list(exits)  # and the passages between components
-        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut)
+        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
 
     def expected_pattern(self, component: Component) -> Pattern:
         """All tangents present, laid out like the outputs."""

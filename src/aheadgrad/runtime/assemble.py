@@ -62,6 +62,7 @@ class Assembly:
     passages: list[Exit] = field(default_factory=list)
     returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
+    early: set[int] = field(default_factory=set)  # views that are made before the nodes that take them
 
     @cached_property
     def updated(self) -> dict[int, int]:
@@ -177,6 +178,9 @@ def _emit_graded(script: Script, a: Assembly) -> None:
     for node in a.nodes:
         if node.direct:
             return
+        for t in node.targets:
+            if t.kind == "view":
+                outputs.emit_early(script, a, t.index)
         outs = ", ".join(_exit_name(script, a, i) for i in node.exits)
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)
@@ -214,6 +218,8 @@ def target_name(target: Any) -> str:
     """A node's input in the entry function."""
     if target.kind == "input":
         return f"p{target.index}"
+    if target.kind == "view":
+        return f"out{target.index}"
     if target.kind == "exit":
         return f"passage{target.index}" if isinstance(target.leaf, Passage) else result_name(target.index)
     return f"leaf_{target.kind}_{target.index}"
