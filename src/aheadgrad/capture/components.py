@@ -13,7 +13,7 @@ value of the one below, which is no output, the two meet in a passage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.program.slots import Between
 from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
@@ -32,8 +32,9 @@ Edge = tuple[Any, int]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Something a gradient is taken of: an input, a tensor inside of one, a leaf made inside, an output
-    ("exit") that another component computes, or (from the second order on) a tangent of the order before.
+    """Something a gradient is taken of: an input, a tensor inside of one, a leaf made inside, an output that
+    another component computes ("exit") or that is a view of such ("view"), or (from the second order on) a
+    tangent of the order before.
 
     `name` is what a tensor inside of an input is called in generated code.
     """
@@ -46,7 +47,11 @@ class Target:
     @property
     def place(self) -> Any:
         """Where autograd finds it."""
-        return GradientEdge(*edge_of(self.leaf)) if self.kind == "exit" else self.leaf
+        return GradientEdge(*edge_of(self.leaf)) if self.is_boundary else self.leaf
+
+    @property
+    def is_boundary(self) -> bool:
+        return self.kind in ("exit", "view")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +87,7 @@ class Component:
 
     @property
     def boundary(self) -> list[Target]:
-        return [t for t in self.targets if t.kind == "exit"]
+        return [t for t in self.targets if t.is_boundary]
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -149,17 +154,22 @@ class Components:
     def __init__(self, exits: list[Exit], targets: list[Target]) -> None:
         self.exits = exits
         self.targets = targets
-        self.ends = {edge_of(t.leaf): t for t in targets if t.kind == "exit"}
+        self.views: dict[Edge, Target] = {}
+        self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
-    def find(self, *, one_node: bool, cut: bool) -> list[Component]:
+    def find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView] = ()) -> list[Component]:
         """`cut`: outputs that others were computed from are in components of their own."""
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
         reachable = [i for i in differentiable if i not in unreachable]
         walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
-        levels = _levels(exits, walks) if cut and not one_node else {}
-        if any(levels.values()) and not any(map(_hooked, walks.values())):
+        levels: dict[int, int] = {}
+        components = []
+        if cut and not one_node:
+            self._use_views(views, walks)
+            levels = _levels(exits, walks)
+        if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):
             components = self._cut(levels)
         else:
             components = [self._component(m, walks) for m in _groups(walks, one_node)]
@@ -170,13 +180,28 @@ class Components:
     def _component(self, members: list[int], walks: dict[int, Walk]) -> Component:
         leaves = {id(leaf): leaf for i in members for leaf in walks[i].leaves}
         ends = {id(self.ends[e].leaf) for i in members for e in walks[i].ends if e in self.ends}
-        wanted = [t for t in self.targets if id(t.leaf) in (ends if t.kind == "exit" else leaves)]
+        wanted = [t for t in self.targets if id(t.leaf) in (ends if t.is_boundary else leaves)]
         known = {id(t.leaf) for t in self.targets}
         others = [leaf for key, leaf in leaves.items() if key not in known]
         nodes = {n for i in members for n in walks[i].nodes}
         component = Component(members, wanted, nodes, others, {i: walks[i].nodes for i in members})
         component.foreign = _foreign(component)
         return component
+
+    def _use_views(self, views: Sequence[GrownView], walks: dict[int, Walk]) -> None:
+        """Notes the views that outputs were computed from. Their roots have to be made before."""
+        for view in views:
+            edge = edge_of(view.traced)
+            users = [found.edges for found in walks.values() if edge in found.edges]
+            root = None
+            if view.root is not None:
+                root = next(e for e in self.exits if e.slot == view.root)
+                if not root.differentiable or any(edge_of(root.traced) not in edges for edges in users):
+                    continue
+            if users:
+                self.views[edge] = Target("view", view.output, view.traced)
+                if root is not None:
+                    root.handed_out = True
 
     def _cut(self, levels: dict[int, int]) -> list[Component]:
         """From the outputs that rest on no others upwards: what a component has, those above end at."""
@@ -187,11 +212,14 @@ class Components:
         components: list[Component] = []
         for level in range(max(levels.values()) + 1):
             members = [i for i in levels if levels[i] == level]
-            walks = {i: walk(edge_of(self.exits[i].traced), (), owners) for i in members}
+            walks = {i: walk(edge_of(self.exits[i].traced), self.views, owners) for i in members}
             made = []
             for group in _groups(walks, False):
                 component = self._component(group, walks)
                 for edge in {e: None for i in group for e in walks[i].ends}:
+                    if edge in self.views:
+                        component.targets.append(self.views[edge])
+                        continue
                     if edge not in known:
                         known[edge] = self._passage(edge, owners[edge[0]])
                     index = known[edge]

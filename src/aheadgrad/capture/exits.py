@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.capture.forward import Forward
 from aheadgrad.capture.session import Session
 from aheadgrad.facts.aliases import Aliases
-from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, IsRoot, ViewOf
+from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, InputRoot, IsRoot, ViewOf
 from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.torchlayer import functional
 
@@ -68,6 +68,37 @@ def is_own(facts: Facts, slot: Slot) -> bool:
     if isinstance(fact, IsRoot):
         return isinstance(facts.roots[fact.root], FreshRoot)
     return isinstance(fact, Fresh)
+
+
+@dataclass(frozen=True, eq=False)
+class GrownView:
+    """An output that is made again from a root: an input, or an output of the program (`root`)."""
+
+    output: int
+    traced: Tensor
+    root: Slot | None
+
+
+def grown_views(facts: Facts, outputs: list[Any]) -> list[GrownView]:
+    """Views with a history that can be made as soon as their root is there."""
+    found = []
+    for j, fact in enumerate(facts.outputs):
+        if not isinstance(fact, ViewOf) or fact.without_grad or fact.stale or fact.leaf:
+            continue
+        steps = fact.recipe.steps
+        if fact.creation is not None or fact.recipe.cut is not None:
+            continue
+        if any(s.part is not None or s.without_grad for s in steps) or outputs[j].grad_fn is None:
+            continue
+        root = facts.roots[fact.root]
+        if isinstance(root, InputRoot):
+            given = facts.input(root.index)
+            if root.index >= 0 and given is not None and given.untouched:
+                found.append(GrownView(j, outputs[j], None))
+        elif isinstance(root, FreshRoot) and root.differentiable:
+            slot = ViewBase(root.base) if root.output is None else UserOutput(root.output)  # type: ignore[arg-type]
+            found.append(GrownView(j, outputs[j], slot))
+    return found
 
 
 def _value(traced: Any) -> Any:

@@ -6,6 +6,7 @@ exist and how they are laid out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
-from aheadgrad.capture.exits import Exit
+from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.subclasses import expected_tangent, tangent_like
@@ -54,11 +55,18 @@ class Joint:
     """The forward's exits and the inputs to differentiate, in one session."""
 
     def __init__(
-        self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool, cut: bool = False
+        self,
+        session: Session,
+        exits: list[Exit],
+        targets: list[Target],
+        *,
+        one_node: bool,
+        cut: bool = False,
+        views: Sequence[GrownView] = (),
     ) -> None:
         self.session = session
         self.exits = list(exits)  # and the passages between components
-        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut)
+        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
         self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 
     def expected_pattern(self, component: Component) -> Pattern:

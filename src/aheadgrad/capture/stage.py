@@ -10,7 +10,7 @@ from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.components import Component, Target
 from aheadgrad.capture.cut import Cutter, Port
-from aheadgrad.capture.exits import Exit, inner_leaves, make_exits
+from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.session import Session
@@ -224,7 +224,8 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
         cut = options.partition == "default" and not (forward.session.sized or forward.session.hooked)
-        joint = Joint(forward.session, exits, targets, one_node=options.one_node, cut=cut)
+        views = grown_views(facts, forward.outputs) if cut else []
+        joint = Joint(forward.session, exits, targets, one_node=options.one_node, cut=cut, views=views)
         fixed, state = from_options(options.backward_autocast, ambient)
         captured = Captured(
             call, forward, facts, aliases, exits, joint, [], {}, ambient, state, fixed, journal, kept, options

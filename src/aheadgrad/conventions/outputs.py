@@ -128,8 +128,16 @@ def emit(script: Script, a: Assembly) -> None:
             _emit_alias_root(script, a, r, root)
     shared: dict[Any, Any] = {}
     for j, fact in enumerate(a.facts.outputs):
-        if isinstance(fact, ViewOf) and not fact.leaf:
+        if isinstance(fact, ViewOf) and not fact.leaf and j not in a.early:
             _emit_view(script, a, j, fact, shared)
+
+
+def emit_early(script: Script, a: Assembly, j: int) -> None:
+    """A view that a node has as an input."""
+    fact = a.facts.outputs[j]
+    if isinstance(fact, ViewOf) and j not in a.early:
+        a.early.add(j)
+        _emit_view(script, a, j, fact, {})
 
 
 def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:

@@ -63,6 +63,7 @@ class Assembly:
     held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
     returns: Callable[[list[str]], str] | None = None
     names: Namespace = field(default_factory=Namespace)
+    early: set[int] = field(default_factory=set)  # views that are made before the nodes that take them
 
     @cached_property
     def updated(self) -> dict[int, int]:
@@ -178,6 +179,9 @@ def _emit_graded(script: Script, a: Assembly) -> None:
     for node in a.nodes:
         if node.direct:
             return
+        for t in node.targets:
+            if t.kind == "view":
+                outputs.emit_early(script, a, t.index)
         outs = ", ".join(_exit_name(script, a, i) for i in node.exits)
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)
@@ -215,6 +219,8 @@ def target_name(target: Any) -> str:
     """A node's input in the entry function."""
     if target.kind == "input":
         return f"p{target.index}"
+    if target.kind == "view":
+        return f"out{target.index}"
     if target.kind == "exit":
         return f"passage{target.index}" if isinstance(target.leaf, Passage) else result_name(target.index)
     if target.kind == "inside":

@@ -47,7 +47,7 @@ class SavedNames:
         exits = self.exits.get(id(value), [])
         own = next((i for i in exits if i in component.exits), None)
         if own is None:
-            own = next((t.index for t in component.boundary if t.index in exits), None)
+            own = next((t.index for t in component.targets if t.kind == "exit" and t.index in exits), None)
         if own is not None:
             return f"r{own}"
         shared = any(self.captured.exits[i].differentiable for i in exits)

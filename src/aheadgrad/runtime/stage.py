@@ -129,7 +129,7 @@ def _node(
         watched=bool(watched),
         failure=Failure(captured.failures[number]) if number in captured.failures else None,
         direct=direct,
-        feeds=number in _feeding(captured),
+        feeds=any(c.boundary for c in captured.joint.components),
     )
     size_names = [_size_name(split, _results(captured, split), name) for name, _ in saved.sizes]
     call = NodeCall(
@@ -154,13 +154,6 @@ def _ways(captured: Captured, component: Component, saved: list[str], direct: Di
     carried = tuple(saved.index(name) if name in saved else None for name in names)
     positions = direct.positions if direct is not None else tuple(range(len(names)))
     return Ways(positions, carried, bool(reshaped))
-
-
-def _feeding(captured: Captured) -> set[int]:
-    """Components at whose outputs others end."""
-    components = captured.joint.components
-    used = {t.index for c in components for t in c.boundary}
-    return {k for k, c in enumerate(components) if not used.isdisjoint(c.exits)}
 
 
 def _size_name(split: SplitPrograms, results: int, name: str) -> str:
