@@ -41,7 +41,6 @@ class Ambient:
         if torch.is_inference_mode_enabled() and not self.inference:
             raise FallbackError("inference mode is entered inside the function")
 
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         self.watched = True

@@ -220,7 +220,9 @@ def summary(done: Sequence[Outcome], seconds: float) -> str:
     ]
     again = [outcome.replayed for outcome in done if outcome.replayed]
     if again:
-        lines.append(f"  {len(again)} of them called again on one compiled callable, {sum(again)} times in all")
+        lines.append(
+            f"  {len(again)} of them called again on one compiled callable, {sum(again)} times in all"
+        )
     lines += [f"  {count:6}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(lines)
 
