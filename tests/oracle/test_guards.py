@@ -6,6 +6,7 @@ import collections
 import enum
 import functools
 import math
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -552,3 +553,131 @@ def test_a_function_mode_around_the_call_sees_everything() -> None:
         warnings.simplefilter("ignore", FallbackWarning)
         compiled(leaf(3))
     assert "sin" in log.seen
+
+
+# what functions reach
+
+
+class Base:
+    factor = 2
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def test_methods_and_class_attributes_are_replaced() -> None:
+    class Derived(Base):
+        pass
+
+    thing: Any = Derived()
+
+    def fn(x: Tensor) -> Tensor:
+        out: Tensor = thing.scaled(x)
+        return out
+
+    compiled = strict(fn, max_entries=32)
+    changes: list[Callable[[], Any]] = [
+        lambda: setattr(Base, "factor", 3),
+        lambda: setattr(Derived, "factor", 4),
+        lambda: setattr(thing, "factor", 5),
+        lambda: setattr(Derived, "scaled", lambda self, x: x * 6),
+        lambda: setattr(thing, "scaled", lambda x: x * 7),
+        lambda: delattr(thing, "scaled"),
+        lambda: delattr(Derived, "scaled"),
+        lambda: delattr(Derived, "factor"),
+    ]
+    agree(fn, compiled, leaf(3))
+    for change in changes:
+        change()
+        agree(fn, compiled, leaf(3))
+        agree(fn, compiled, leaf(3))
+    Base.factor = 2
+
+
+def test_code_and_defaults_are_replaced() -> None:
+    def helper(x: Tensor, n: int = 2, *, m: int = 1) -> Tensor:
+        return x * n * m
+
+    def other(x: Tensor, n: int = 2, *, m: int = 1) -> Tensor:
+        return x + n + m
+
+    def fn(x: Tensor) -> Tensor:
+        return helper(x)
+
+    compiled = strict(fn, max_entries=32)
+    agree(fn, compiled, leaf(3))
+    helper.__defaults__ = (3,)
+    agree(fn, compiled, leaf(3))
+    helper.__kwdefaults__ = {"m": 4}
+    agree(fn, compiled, leaf(3))
+    helper.__kwdefaults__["m"] = 5
+    agree(fn, compiled, leaf(3))
+    helper.__code__ = other.__code__
+    agree(fn, compiled, leaf(3))
+
+
+class Names(list[Any]):
+    pass
+
+
+class Loose:
+    def __init__(self, **data: Any) -> None:
+        self.data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["data"][name]
+
+
+KEPT: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "list subclass": (lambda: Names([1, 2]), lambda v: v.append(3), sum),
+    "item of a list subclass": (lambda: Names([1, 2]), lambda v: v.__setitem__(0, v[0] + 1), sum),
+    "computed attribute": (lambda: Loose(n=1), lambda v: v.data.update(n=v.n + 1), lambda v: v.n),
+    "chain": (lambda: collections.ChainMap({"n": 1}), lambda v: v.update(n=v["n"] + 1), lambda v: v["n"]),
+    "counter": (lambda: collections.Counter(n=1), lambda v: v.update(n=1), lambda v: v["n"]),
+    "default": (lambda: collections.defaultdict(int), lambda v: v.update(n=v["n"] + 1), lambda v: v["n"]),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_odd_containers(name: str) -> None:
+    make, change, read = KEPT[name]
+    value = make()
+
+    def closed_over(x: Tensor) -> Tensor:
+        return x * read(value)
+
+    def given(x: Tensor, value: Any) -> Tensor:
+        return x * read(value)
+
+    first, second = strict(closed_over, max_entries=32), strict(given, max_entries=32)
+    for _ in range(4):
+        agree(closed_over, first, leaf(3))
+        agree(given, second, leaf(3), value)
+        change(value)
+
+
+def test_a_view_of_a_table() -> None:
+    table = {"n": 1}
+    view = types.MappingProxyType(table)
+
+    def fn(x: Tensor) -> Tensor:
+        return x * view["n"]
+
+    compiled = strict(fn)
+    for _ in range(3):
+        agree(fn, compiled, leaf(3))
+        table["n"] += 1
+
+
+def test_iterators_run_uncompiled() -> None:
+    def fn(x: Tensor, numbers: Any) -> Tensor:
+        return x * next(numbers)
+
+    with pytest.raises(FallbackError, match="argument numbers is an iterator"):
+        strict(fn)(leaf(3), iter([1, 2]))
+    compiled = aheadgrad.compile(fn)
+    mine, theirs = iter([1, 2, 3]), iter([1, 2, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for _ in range(3):
+            assert_equal(compiled(leaf(3), mine), fn(leaf(3), theirs))

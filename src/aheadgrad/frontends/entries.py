@@ -200,6 +200,7 @@ class Compiled:
         given = [
             (path, v) for path, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)
         ]
+        _refuse_iterators(flat)
         reach = Reach(
             [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
         )
@@ -242,6 +243,13 @@ class Compiled:
         if any(isinstance(put, Given) for put in changed):
             run = functools.partial(leave, run)
         return Guarded(guard.check, run, guard.why, entry.run, entry, guard.source + "\n\n" + entry.source)
+
+
+def _refuse_iterators(flat: Flat) -> None:
+    """What an iterator gives next is nothing that a call could be checked for."""
+    for path, value in zip(flat.paths, flat.leaves, strict=True):
+        if hasattr(type(value), "__next__"):
+            raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
 
 
 def _check_result(result: Any) -> None:

@@ -239,7 +239,10 @@ class GuardWriter:
         )
 
     def _text(self, fact: Fact) -> str:
-        return self.names.name(fact.holder, "holder") + fact.how
+        holder = self.names.name(fact.holder, "holder")
+        if fact.how[1:].isidentifier() and fact.how != ".cell_contents":
+            return f"getattr({holder}, {fact.how[1:]!r}, None)"  # it may be gone
+        return holder + fact.how
 
     def _fact(self, checks: Checks, fact: Fact) -> None:
         value, table, place = fact.value, fact.how[6:-2], self._text(fact)

@@ -23,6 +23,7 @@ _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 COMPARED = {slice, range, set, frozenset, bytearray, deque, *_AS_THEY_ARE, *_BY_TEXT, torch.Size}
+COMPARED.add(types.MappingProxyType)
 
 
 class Same:
@@ -59,7 +60,7 @@ def freeze(value: Any) -> Any:
         return kind, repr(value)
     if kind in _SEQUENCES:
         return kind, tuple(map(freeze, value))
-    if kind is dict:
+    if kind in (dict, types.MappingProxyType):
         return kind, tuple((freeze(k), freeze(v)) for k, v in value.items())
     if kind in (slice, range):
         return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
@@ -67,6 +68,10 @@ def freeze(value: Any) -> Any:
         return kind, bytes(value)
     if is_array(value):
         return _frozen_array(value)
+    if isinstance(value, list | tuple):
+        return kind, tuple(map(freeze, value))
+    if isinstance(value, dict):
+        return kind, tuple((freeze(k), freeze(v)) for k, v in value.items())
     return Same(value)
 
 

@@ -16,6 +16,7 @@ import inspect
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -136,10 +137,14 @@ class Reach:
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._walk(part, path)
-        elif type(value) in (list, tuple):
+        elif isinstance(value, list | tuple):
             self._sequence(value, path)
+            if hasattr(value, "__dict__"):
+                self._object(value, path)
         elif isinstance(value, dict):
             self._table(value, path)
+            if hasattr(value, "__dict__"):
+                self._object(value, path)
         elif type(value) in COMPARED or is_array(value):
             self.contents.append(Content(value, frozen(value, path), path))
         elif isinstance(value, type):
@@ -201,7 +206,7 @@ class Reach:
                 self._at(value, f"[{i}]", part, f"{path}[{i}]")
             else:
                 self._walk(part, f"{path}[{i}]")
-        if isinstance(value, list) and len(value) > _MOST:
+        if type(value) not in (list, tuple) or (isinstance(value, list) and len(value) > _MOST):
             self.contents.append(Content(value, frozen(value, path), path))
 
     def _table(self, table: dict[Any, Any], path: str) -> None:
@@ -215,7 +220,7 @@ class Reach:
                 self._at(table, f".get({key!r})", part, step.removeprefix("."))
             else:
                 self._walk(part, f"{path}[{key!r}]")
-        if any(type(key) not in (str, int) for key in table):
+        if type(table) not in (dict, OrderedDict) or any(type(key) not in (str, int) for key in table):
             self.contents.append(Content(table, freeze(table), path))
 
     def _class(self, cls: type) -> None:
@@ -230,12 +235,18 @@ class Reach:
                     continue
                 if isinstance(value, types.FunctionType | property | staticmethod | classmethod):
                     if own and used:
-                        self.facts.append(
-                            Fact(base, f".__dict__.get({name!r})", value, f"{base.__name__}.{name}")
-                        )
+                        self._method(cls, base, name, value)
                     value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(value, types.FunctionType):
                     self._walk(value, f"{base.__name__}.{name}")
+
+    def _method(self, cls: type, base: type, name: str, value: Any) -> None:
+        """A method is the same as before, and no class on the way has got one in its place."""
+        path = f"{base.__name__}.{name}"
+        if getattr(cls, name, None) is value:
+            self.facts.append(Fact(cls, f".{name}", value, path))
+        else:
+            self.facts.append(Fact(base, f".__dict__.get({name!r})", value, path))
 
     def _attributes(self, value: Any, table: dict[str, Any], path: str) -> None:
         module = isinstance(value, nn.Module)
@@ -246,7 +257,7 @@ class Reach:
         names = self.names.union(_ALWAYS) if module else self.names
         if module and not self._is_looked_through(value):
             self.idle.update(id(table[t]) for t in TABLES if t in table and not table[t])
-        if self._any_name and known and _is_own_code(_file_of(type(value))):
+        if known and not module and (self._any_name or _is_looked_into(type(value))):
             names = names.union(table)
         for name in sorted(names | {"forward"} if module else names):
             if name.startswith("__") or not name.isidentifier():
@@ -277,6 +288,11 @@ class Reach:
             for where in (table, *(t for t in tables if t is not None)):
                 self.idle.discard(id(where))
                 self.facts.append(Fact(where, f".get({name!r})", ABSENT, path, True))
+
+
+def _is_looked_into(cls: type) -> bool:
+    """Does a class answer subscripts and names by code of its own?"""
+    return any(isinstance(getattr(cls, n, None), types.FunctionType) for n in ("__getitem__", "__getattr__"))
 
 
 def _file_of(cls: type) -> str | None:
