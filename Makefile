@@ -46,8 +46,8 @@ types: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) -q
 
-fuzz: $(STAMP)  ## COUNT generated programs against eager (COUNT, SEED, ORDER, JOBS)
-	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS)
+fuzz: $(STAMP)  ## COUNT generated programs against eager (COUNT, SEED, ORDER, JOBS, FUZZ="--subclass")
+	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) $(FUZZ)
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)
