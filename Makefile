@@ -50,9 +50,9 @@ unit: $(STAMP)
 test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (minutes)
 	$(BIN)/python tests/ops/sweep.py --order $(ORDER)
 
-fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways
+fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, JOBS, FUZZ)
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \
-		--replay $(AGAIN)
+		--replay $(AGAIN) $(FUZZ)
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)

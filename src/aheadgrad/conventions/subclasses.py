@@ -121,9 +121,9 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
 
 def unchanged_wholes(captured: Captured) -> frozenset[str]:
     """What inputs are called that are subclasses and have no part in the node's outputs."""
-    facts = {f.index: f for f in captured.facts.inputs}
+    changed = {f.index for f in captured.facts.inputs if f.history_changed}
     entrances = enumerate(captured.session.entrances)
-    return frozenset(f"p{i}" for i, e in entrances if e.form is not None and not facts[i].history_changed)
+    return frozenset(f"p{i}" for i, e in entrances if e.form is not None and i not in changed)
 
 
 def backward_of_wholes(gradients: Gradients, run: Boxed, saved: int) -> Boxed:

@@ -60,10 +60,12 @@ def maker(form: Form) -> Callable[..., Tensor] | None:
         found = _contents(*one)
         if found[0] is None or found != _contents(*two):
             return None
-        make = _write(form, one[0], *found)
         with _Questions() as questions:
-            same = _same(one[0], make(*one[1]))
-        return make if same and not questions.asked else None
+            same = _same(one[0], _write(form, one[0], one[0].device, *found)(*one[1]))
+        if not same or questions.asked:
+            return None
+        meta = one[0].device.type == "meta"  # as that of the parts, or one of its own
+        return _write(form, one[0], form.plain[0].device if meta else one[0].device, *found)
     except Exception:  # a constructor that wants real parts: let it have them
         return None
 
@@ -95,12 +97,13 @@ def _contents(whole: Tensor, parts: list[Tensor]) -> Any:
     return (places, constants) if sorted(set(places.values())) == list(range(len(parts))) else (None, None)
 
 
-def _write(form: Form, like: Tensor, places: dict[str, int], constants: dict[str, Any]) -> Any:
+def _write(
+    form: Form, like: Tensor, device: torch.device, places: dict[str, int], constants: dict[str, Any]
+) -> Any:
     from aheadgrad.runtime.emit import Script
 
     script = Script("make")
     literal, name = script.names.literal, script.names.name
-    device = "p0.device" if like.device == torch.device("meta") else name(like.device, "device")
     given = [
         name(form.kind, form.kind.__name__),
         literal(tuple(like.size())),
@@ -109,7 +112,7 @@ def _write(form: Form, like: Tensor, places: dict[str, int], constants: dict[str
         "None",  # memory format
         literal(like.dtype),
         literal(like.layout),
-        device,
+        name(device, "device"),
         "False",  # pinned memory
         literal(like.requires_grad),
     ]

@@ -165,10 +165,6 @@ class Form:
         return hash((self.kind, self.names))
 
     @property
-    def count(self) -> int:
-        return len(self.plain)
-
-    @property
     def plain(self) -> list[Plain]:
         """What the parts look like, in order."""
         inner = [f for f in self.inner if not isinstance(f, Fixed)]
