@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import aheadgrad
+from aheadgrad.errors import HigherOrderError
+
 from .plays import agree, double, grad
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
@@ -371,3 +374,26 @@ def test_statistics_of_norms_are_differentiated() -> None:
         return gx, gw, grad(gx.pow(2), [x, w]), grad(gw, x)
 
     agree(fn, play)
+
+
+# giving it up
+
+
+def test_first_order_only() -> None:
+    """`any_order=False`: first derivatives as always, of returned intermediates too; others are refused."""
+
+    def layer(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = (x @ w).tanh()
+        return h, (h * x).sin()
+
+    compiled = aheadgrad.compile(layer, fallback="error", any_order=False)
+    for order in ([0], [1], [0, 1]):
+        results = []
+        for run in (layer, compiled):
+            x, w = pair()
+            outs = run(x * 1, w)
+            results.append(torch.autograd.grad([outs[k].sum() for k in order], [x, w], retain_graph=True))
+        torch.testing.assert_close(results[0], results[1])
+    x, w = pair()
+    with pytest.raises(HigherOrderError, match="any_order=False"):
+        torch.autograd.grad(compiled(x, w)[1].sum(), x, create_graph=True)

@@ -56,7 +56,7 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, watched, visits_below, feeds)
+        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -70,11 +70,12 @@ def make_node(
 
 @dataclass(frozen=True)
 class _Shape:
-    """How many outputs, saved tensors and sizes a node has, and what its backward has to look after."""
+    """How many outputs, saved tensors, sizes and inputs a node has; what its backward has to look after."""
 
     outputs: int
     saved: int
     sizes: int
+    inputs: int
     watched: bool
     visits_below: bool
     feeds: bool
@@ -176,7 +177,7 @@ def _backward(
         if ways.loose:
             nothing += " and all(t is None for t in links)"
         with script.block(f"if {nothing}:"):
-            script.line(f"return {spread}([None] * {len(ways.carried)})")
+            script.line(f"return {spread}([None] * {shape.inputs})")
     if shape.watched:
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
@@ -197,7 +198,7 @@ def _backward(
         saved += f"[:{count}]"
         with script.block("if links:"):
             find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
-            grads = f"{find}, [{numbers}*{saved}], {joined}, {len(ways.carried)})"
+            grads = f"{find}, [{numbers}*{saved}], {joined}, {shape.inputs})"
             script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
         saved = saved.removesuffix(f"[:{count}]")
     if sizes:
