@@ -224,7 +224,7 @@ def test_saved_whole_beside_a_part() -> None:
 
 
 def test_a_view_of_what_was_kept() -> None:
-    """From the second order on the derivative solves with the transposed matrix, of which only the base is kept."""
+    """Higher derivatives solve with the transposed matrix, of which only the base is kept."""
 
     def play(run: Any) -> Any:
         x = (torch.eye(3, dtype=torch.float64) * 4 + double(3, 3).detach()).requires_grad_()
