@@ -221,3 +221,16 @@ def test_saved_whole_beside_a_part() -> None:
         return g, grad(g, x)
 
     agree(fn, play)
+
+
+def test_a_view_of_what_was_kept() -> None:
+    """Higher derivatives solve with the transposed matrix, of which only the base is kept."""
+
+    def play(run: Any) -> Any:
+        x = (torch.eye(3, dtype=torch.float64) * 4 + double(3, 3).detach()).requires_grad_()
+        (g,) = grad(run(x), x)
+        (h,) = grad(g, x)
+        return g, h, grad(h, x)
+
+    agree(torch.logdet, play)
+    agree(lambda x: torch.linalg.solve(x.t()[:2, :2], x[:2]), play)

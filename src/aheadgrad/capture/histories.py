@@ -66,6 +66,15 @@ def views_back(trace: Trace, value: Tensor) -> Iterator[Tensor]:
         value = trace.records[made.record].args[0]
 
 
+def at_hand(trace: Trace, value: Tensor, given: set[int], here: set[int]) -> Tensor | None:
+    """The value, or what it is a view of, if given (by id) or made by one of these records."""
+    for v in views_back(trace, value):
+        made = trace.producer(v)
+        if id(v) in given or (made is not None and made.record in here):
+            return v
+    return None
+
+
 def view_source(trace: Trace, value: Any) -> Any:
     """The value that a chain of view ops starts from."""
     if type(value) is Bundle:

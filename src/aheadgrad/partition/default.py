@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit
-from aheadgrad.capture.histories import kept_by_eager
+from aheadgrad.capture.histories import at_hand, kept_by_eager
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.partition.split import SavedSet, SavedValue, needed_symbols
 from aheadgrad.program.slots import Slot
@@ -57,10 +57,10 @@ def choose(
     if any_order:
         nodes = [node for g in gradients if g.component.targets for node in g.component.nodes]
         for value in kept_by_eager(cutter.trace, nodes, values.values(), cutter.source):
-            made = cutter.trace.producer(value)
-            if id(value) in forward_inputs or (made is not None and made.record in in_forward):
-                users[id(value)] = "derivatives of higher order"
-                values[id(value)] = value
+            whole = at_hand(cutter.trace, value, forward_inputs, in_forward)
+            if whole is not None:
+                users.setdefault(id(whole), "derivatives of higher order")
+                values[id(whole)] = whole
     saved = [
         SavedValue(values[key], _name(cutter, inputs, values[key]), f"used by {user}")
         for key, user in users.items()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
-from aheadgrad.capture.histories import kept_by_eager
+from aheadgrad.capture.histories import at_hand, kept_by_eager
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.partition.default import walk_backward
@@ -87,9 +87,9 @@ def _also_kept(
     trace = derivative.cutter.trace
     found = []
     for value in kept_by_eager(trace, g.component.nodes, used, derivative.cutter.source):
-        made = trace.producer(value)
-        if id(value) in boundary or (made is not None and made.record in here):
-            found.append((value, "derivatives of higher order"))
+        whole = at_hand(trace, value, boundary, here)
+        if whole is not None:
+            found.append((whole, "derivatives of higher order"))
     return found
 
 
