@@ -36,7 +36,9 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    `fallback="error"` raises instead of running a call uncompiled.
+    `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
+    (False), or those that change from one entry to the next (None). `max_entries` limits how many
+    kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
     """
     options = Options(
         backend=backend,
