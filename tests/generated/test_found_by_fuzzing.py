@@ -306,3 +306,15 @@ def test_views_of_a_view_of_a_leaf_changed_in_place() -> None:
 
     for f in (reshaped, written):
         check(f, given)
+
+
+def test_an_index_is_looked_at_before_the_leaf() -> None:
+    def f(a: Tensor) -> Any:
+        a[..., 1:] = -1.0
+        return a * 2
+
+    def given() -> Given:
+        x = torch.tensor(1.5, requires_grad=True)
+        return [x], (x.view_as(x),)
+
+    check(f, given)
