@@ -38,8 +38,11 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    Derivatives of any order work; `any_order=False` gives up all but the first. `fallback="error"` raises
-    instead of running a call uncompiled.
+    Derivatives of any order work; `any_order=False` gives up all but the first.
+
+    `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
+    (False), or those that change from one entry to the next (None). `max_entries` limits how many
+    kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
     """
     options = Options(
         backend=backend,

@@ -272,3 +272,49 @@ def test_view_of_a_gappy_input_reshaped_in_place_after_a_write() -> None:
         return view
 
     check(f, every_other_column)
+
+
+# ---- called again in other ways ----------------------------------------------------------------
+
+
+def test_unused_as_strided_out_of_bounds() -> None:
+    def f(a: Tensor) -> Any:
+        a.sigmoid().as_strided((4,), (1,))
+        return a + 1
+
+    for n in (4, 2):
+        check(f, lambda n=n: ([], (torch.ones(n),)))
+
+
+def test_as_strided_reaches_beyond_an_input_into_its_storage() -> None:
+    check(lambda a: a.as_strided((4,), (1,)) * 2, lambda: ([], (torch.arange(4.0)[:2],)))
+
+
+def test_views_of_a_view_of_a_leaf_changed_in_place() -> None:
+    def reshaped(a: Tensor) -> Any:
+        a.view(-1).unsqueeze_(-1)
+        return a * 2
+
+    def written(a: Tensor) -> Any:
+        a[:1].fill_(1.5)
+        first, _ = a.split(1)
+        return first
+
+    def given() -> Given:
+        x = torch.ones(3, requires_grad=True)
+        return [x], (x[:],)
+
+    for f in (reshaped, written):
+        check(f, given)
+
+
+def test_an_index_is_looked_at_before_the_leaf() -> None:
+    def f(a: Tensor) -> Any:
+        a[..., 1:] = -1.0
+        return a * 2
+
+    def given() -> Given:
+        x = torch.tensor(1.5, requires_grad=True)
+        return [x], (x.view_as(x),)
+
+    check(f, given)

@@ -178,14 +178,14 @@ class Lift(TorchFunctionMode):
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
-        for t, *_ in written:
-            check_leaf_view(self.session, t)
-        if name != "__setitem__":
-            for t, *_ in written:
-                self.session.must_not_get_a_second_history(t)
         if name == "__setitem__":
             name = _check_item(*args)
-        elif len(written) == 1:
+        for t, *_ in written:
+            check_leaf_view(self.session, t)
+        if func is not torch.Tensor.__setitem__:
+            for t, *_ in written:
+                self.session.must_not_get_a_second_history(t)
+        if func is not torch.Tensor.__setitem__ and len(written) == 1:
             check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
         records = self.session.trace.records
         before = len(records)
