@@ -53,7 +53,14 @@ class Joint:
     """The forward's exits and the inputs to differentiate, in one session."""
 
     def __init__(
-        self, session: Session, exits: list[Exit], targets: list[Target], *, one_node: bool, cut: bool = False, views: Sequence[GrownView] = ()
+        self,
+        session: Session,
+        exits: list[Exit],
+        targets: list[Target],
+        *,
+        one_node: bool,
+        cut: bool = False,
+        views: Sequence[GrownView] = (),
     ) -> None:
         self.session = session
         self.exits = list(exits)  # and the passages between components

@@ -49,7 +49,9 @@ class Higher:
         self._lock = level.session.lock
         self._expected = level.joint.expected_pattern(component)
         self._orders = (
-            tuple(dense_order(level.joint.exits[i].traced) for i in component.exits) if lays_out(level) else None
+            tuple(dense_order(level.joint.exits[i].traced) for i in component.exits)
+            if lays_out(level)
+            else None
         )
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:

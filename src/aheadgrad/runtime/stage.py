@@ -125,9 +125,7 @@ def _node(
 def _ways(captured: Captured, component: Component, saved: list[str], direct: Direct | None) -> Ways:
     """How the node's backward finds its inputs again; not in saved ones that changed since."""
     reshaped = {f.index for f in captured.facts.inputs if f.geometry is not None or f.storage_changed}
-    names = [
-        "" if t.kind == "input" and t.index in reshaped else target_name(t) for t in component.targets
-    ]
+    names = ["" if t.kind == "input" and t.index in reshaped else target_name(t) for t in component.targets]
     carried = tuple(saved.index(name) if name in saved else None for name in names)
     positions = direct.positions if direct is not None else tuple(range(len(names)))
     return Ways(positions, carried, bool(reshaped))
