@@ -1,6 +1,7 @@
 """Gradients in the same trace: tangents are made after the forward, when the outputs are known.
 
-Each component (see `components`) has its own backward. A backward is recorded for a pattern: which tangents exist and how they are laid out.
+Each component (see `components`) has its own backward. A backward is recorded for a pattern: which
+tangents exist and how they are laid out.
 """
 
 from __future__ import annotations

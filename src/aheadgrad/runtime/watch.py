@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.histories import saved_attributes, view_source
-from aheadgrad.capture.components import Component
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
