@@ -14,17 +14,42 @@ import aheadgrad
 from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning
 
 
-def test_gradient_of_a_returned_intermediate_is_refused() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x.sin()
-        return h, h.exp()
+def part_of_several(x: Tensor) -> Any:
+    h = x.sin()
+    part = h.chunk(3)[1]
+    return h, part, part.exp()
 
+
+def hooked_inside(x: Tensor) -> Any:
+    h = x.sin()
+    h.register_hook(lambda g: g * 2)
+    return h, h.exp()
+
+
+@pytest.mark.parametrize("fn", [part_of_several, hooked_inside])
+def test_gradient_of_some_returned_intermediates_is_refused(fn: Callable[..., Any]) -> None:
     x = torch.ones(3, requires_grad=True)
-    h, out = fn(x)
+    *_, h, out = fn(x)
     torch.autograd.grad(out.sum(), h)
-    h, out = aheadgrad.compile(fn)(x)
+    *_, h, out = aheadgrad.compile(fn, fallback="error")(x)
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
         torch.autograd.grad(out.sum(), h)
+
+
+def test_a_hook_on_one_of_several_connected_outputs_is_called_for_the_others() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.sin()
+        return h * 2, h * 3
+
+    def calls(fn: Callable[..., Any]) -> list[bool]:
+        found: list[bool] = []
+        a, b = fn(torch.ones(3, requires_grad=True))
+        a.register_hook(lambda g: found.append(g is None))
+        b.sum().backward()
+        return found
+
+    assert calls(fn) == []
+    assert calls(aheadgrad.compile(fn)) == [True]
 
 
 def test_decisions_on_values_are_refused_and_name_the_line() -> None:
@@ -38,15 +63,15 @@ def test_decisions_on_values_are_refused_and_name_the_line() -> None:
 
 
 def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         h = x * 2
-        return h, h.sin()
+        return h + 1, h * w
 
     def run(fn: Callable[..., Any]) -> None:
-        x = torch.ones(3, requires_grad=True)
-        h, _ = fn(x)
-        h.mul_(2)  # h was saved for the sine, which is not differentiated
-        h.sum().backward()
+        w = torch.ones(3)
+        out, _ = fn(torch.ones(3, requires_grad=True), w)
+        w.mul_(2)  # saved for the other output, which is not differentiated
+        out.sum().backward()
 
     run(fn)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

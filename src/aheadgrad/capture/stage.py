@@ -223,7 +223,7 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
         exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
-        cut = options.partition == "default" and not (forward.session.sized or forward.session.hooked)
+        cut = options.partition == "default" and not forward.session.hooked
         views = grown_views(facts, forward.outputs) if cut else []
         joint = Joint(forward.session, exits, targets, one_node=options.one_node, cut=cut, views=views)
         fixed, state = from_options(options.backward_autocast, ambient)
