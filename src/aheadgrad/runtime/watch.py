@@ -54,7 +54,7 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
             found[f"p{i + offset}"] = _outputs_with(by_exit, storage_key(entrance.seen))
             if not found[f"p{i + offset}"] and _parts_saved(captured, entrance.value, sources):
                 found[f"p{i + offset}"] = everywhere
-    for name in _updated_and_saved(captured, sources):
+    for name in _updated_and_saved(captured, sources, {id(s.value) for s in saved.tensors}):
         if not found.get(name):
             found[name] = everywhere
     for r, root in enumerate(captured.facts.roots):
@@ -86,7 +86,7 @@ def _outputs_with(by_exit: list[set[Any]], key: Any) -> tuple[int, ...]:
     return tuple(k for k, keys in enumerate(by_exit) if key in keys)
 
 
-def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
+def _updated_and_saved(captured: Captured, sources: set[int], exact: set[int]) -> list[str]:
     """Inputs whose new value (or the memory behind it) is saved, and that are not saved themselves.
 
     Those changed in sight of autograd, and those changed through `.data`: what an in-place op on a
@@ -108,7 +108,7 @@ def _updated_and_saved(captured: Captured, sources: set[int]) -> list[str]:
         for fact, e in zip(changed, exits, strict=True)
         if fact.index >= 0
         and fact.data_changed
-        and (fact.history_changed or not fact.version_bumps)
+        and (fact.history_changed or not fact.version_bumps or id(e.value) not in exact)
         and any(id(view_source(captured.session.trace, v)) in sources for v in values_of(e.value))
     ]
 
