@@ -57,6 +57,17 @@ class Slot:
 
 
 @dataclass(frozen=True, eq=False)
+class Newcomers:
+    """The places in an object's dictionary that were not there before."""
+
+    holder: dict[str, Any]
+    before: frozenset[str]
+
+    def slots(self) -> list[Slot]:
+        return [Slot(self.holder, key, ABSENT) for key in self.holder if key not in self.before]
+
+
+@dataclass(frozen=True, eq=False)
 class Contents:
     """A list or dictionary as it was."""
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from aheadgrad.capture.origins import is_users
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.mentions import ANY, asked, names_in
-from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Slot, same
+from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Newcomers, Slot, same
 from aheadgrad.frontends.plain import COMPARED, SIMPLE, freeze, frozen, is_array
 from aheadgrad.torchlayer.functional import is_wrapped
 from aheadgrad.torchlayer.symbols import is_symbolic
@@ -47,6 +47,8 @@ class Reach:
         self.names: set[str] = set()
         self.loose: set[int] = set()  # containers whose contents are no assumption
         self.skip = {id(table) for table in skip}
+        self._in_class: dict[tuple[type, str], Any] = {}
+        self._inherits: dict[tuple[type, int], list[tuple[str, Any]]] = {}
         count = -1
         while count != len(self.names):
             count = len(self.names)
@@ -54,6 +56,7 @@ class Reach:
             self.contents: list[Content] = []
             self.tensors: dict[int, Fact] = {}
             self.slots: list[Slot | Contents] = []
+            self.newcomers: list[Newcomers] = []
             self.tables: dict[int, dict[Any, Any]] = {}  # dictionaries that seldom change, by id
             self.owned: list[Any] = []  # objects of the user's own classes
             self._owners: dict[int, Any] = {}  # objects by the id of their attributes' table
@@ -75,7 +78,8 @@ class Reach:
         changed: recurrent layers do so when their parameters are others than at the last call.
         """
         changes: list[tuple[Callable[[Any], None], Any]] = []
-        for slot in self.slots:
+        new = [slot for n in self.newcomers for slot in n.slots()]
+        for slot in [*self.slots, *new]:
             now, before = slot.now(), slot.value
             if same(now, before, inside=isinstance(slot, Contents)):
                 continue
@@ -259,26 +263,47 @@ class Reach:
             self.idle.update(id(table[t]) for t in TABLES if t in table and not table[t])
         if known and not module and (self._any_name or _is_looked_into(type(value))):
             names = names.union(table)
-        for name in sorted(names | {"forward"} if module else names):
-            if name.startswith("__") or not name.isidentifier():
-                continue
-            part = table.get(name, ABSENT)
-            if module and part is ABSENT and any(name in table[t] for t in TABLES if t in table):
-                continue
-            self.slots.append(Slot(table, name, part))
-            if part is not ABSENT:
-                self._at(table, f".get({name!r})", part, f"{path}.{name}".removeprefix("."))
-            elif known:
-                self._inherited(value, table, name, path)
+        names = names | {"forward"} if module else names
+        for name in sorted(names & table.keys()):
+            if not name.startswith("__") and name.isidentifier():
+                self.slots.append(Slot(table, name, table[name]))
+                self._at(table, f".get({name!r})", table[name], f"{path}.{name}".removeprefix("."))
+        if not known:
+            absent = [name for name in names if name not in table]
+            self.slots += [Slot(table, name, ABSENT) for name in absent]
+            return
+        self.newcomers.append(Newcomers(table, frozenset(table)))
+        inside = [table[t] for t in TABLES if t in table] if module else []
+        for name, found in self._of_class(type(value)):
+            if name not in table and not any(name in t for t in inside):
+                self._inherited(value, table, name, path, found)
 
     def _is_looked_through(self, module: nn.Module) -> bool:
         """May the code notice something new in a module, besides under the names it mentions?"""
         return self._any_name or hasattr(module, "__iter__") or not _LOOKS_THROUGH.isdisjoint(self.names)
 
-    def _inherited(self, value: Any, table: dict[str, Any], name: str, path: str) -> None:
+    def _of_class(self, cls: type) -> list[tuple[str, Any]]:
+        """What a class has under the names, and which of those it lacks the code asks for."""
+        count = len(self.names)  # names only ever become more
+        known = self._inherits.get((cls, count))
+        if known is not None:
+            return known
+        found = []
+        names = self.names.union(_ALWAYS, ["forward"]) if issubclass(cls, nn.Module) else self.names
+        for name in sorted(names):
+            if name.startswith("__") or not name.isidentifier():
+                continue
+            if (cls, name) not in self._in_class:
+                self._in_class[cls, name] = inspect.getattr_static(cls, name, ABSENT)
+            value = self._in_class[cls, name]
+            if value is not ABSENT or asked(name) in self.names:
+                found.append((name, value))
+        self._inherits[cls, count] = found
+        return found
+
+    def _inherited(self, value: Any, table: dict[str, Any], name: str, path: str, found: Any) -> None:
         """A name that is not the object's own: its class may have it, and it may get it."""
         path = f"{path}.{name}".removeprefix(".")
-        found = inspect.getattr_static(type(value), name, ABSENT)
         if isinstance(found, (*SIMPLE, Tensor)):
             self._at(value, f".{name}", found, path)
         elif found is not ABSENT:

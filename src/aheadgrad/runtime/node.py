@@ -194,16 +194,17 @@ def _backward(
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
-    if ways.loose:
-        saved += f"[:{count}]"
-        with script.block("if links:"):
-            find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
-            grads = f"{find}, [{numbers}*{saved}], {joined}, {shape.inputs})"
-            script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
-        saved = saved.removesuffix(f"[:{count}]")
-    if sizes:
-        saved = f"[*ctx.sizes, *{saved}]"
     script.line(f"saved = {saved}")
+    if ways.loose:
+        with script.block("if links:"):
+            if count:
+                script.line(f"saved = saved[:{count}]")
+            find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
+            grads = f"{find}, [{numbers}*saved], {joined}, {shape.inputs})"
+            with script.block("if any(t is not None for t in links):"):
+                script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
+    if sizes:
+        script.line("saved = [*ctx.sizes, *saved]")
     usual = backward.programs.get((backward.expected, None))
     if usual is not None:
         tests = [
