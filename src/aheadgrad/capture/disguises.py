@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.layouts import Layouts, flattest
+from aheadgrad.capture.refusals import check_reach
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view, version
 
@@ -134,6 +135,8 @@ class Disguises:
         source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
         if source is not t and len(rest) < 3 and "storage_offset" not in kwargs:
             kwargs = {**kwargs, "storage_offset": t.storage_offset()}
+        if source is not t:
+            check_reach(t, *rest, **{"offset" if k == "storage_offset" else k: v for k, v in kwargs.items()})
         tracked = t.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             new = OUT_OF_PLACE[func](source, *rest, **kwargs)

@@ -19,7 +19,7 @@ from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
-from aheadgrad.capture.refusals import check_bounds, check_leaf_view
+from aheadgrad.capture.refusals import check_bounds, check_leaf_view, check_reach
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -168,8 +168,10 @@ class Lift(TorchFunctionMode):
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):
-            args = (layouts.flattest(args[0]), *_explicit_offset(*args, **kwargs))
-            kwargs = {}
+            flat, place = layouts.flattest(args[0]), _explicit_offset(*args, **kwargs)
+            if flat is not args[0]:
+                check_reach(args[0], *place)
+            args, kwargs = (flat, *place), {}
         substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(*args, **kwargs)

@@ -8,14 +8,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of
+
+_MOST_ADDRESSES = 1 << 16
 
 if TYPE_CHECKING:
     from aheadgrad.capture.entrances import Entrance
@@ -41,6 +45,26 @@ def check_bounds(
             f"{t.element_size()} requiring a storage size of {needed} are out of bounds for storage of size "
             f"{there}"
         )
+
+
+def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> None:
+    """Before `t.as_strided(...)` of a view is recorded as one of its base: gradients of what lies outside
+    of the view are lost in eager."""
+    if not (t.requires_grad and torch.is_grad_enabled()):
+        return
+    numbers = [*size, *stride, offset, *t.size(), *t.stride(), t.storage_offset()]
+    if all(type(n) is int for n in numbers) and max(math.prod(size), t.numel()) <= _MOST_ADDRESSES:
+        own = _addresses(t.size(), t.stride(), t.storage_offset())
+        if _addresses(size, stride, offset) <= own:
+            return
+    raise FallbackError("as_strided takes from a view what lies outside of it")
+
+
+def _addresses(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> set[Any]:
+    found = {offset}
+    for n, s in zip(size, stride, strict=True):
+        found = {a + k * s for a in found for k in range(n)}
+    return found
 
 
 def check_leaf_view(session: Session, t: Tensor) -> None:
