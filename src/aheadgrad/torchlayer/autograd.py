@@ -65,7 +65,10 @@ class AutogradNode(NamedTuple):
 def running_node() -> AutogradNode | None:
     """The node whose backward runs."""
     node = torch._C._current_autograd_node()
-    return None if node is None else AutogradNode(node.name(), node._sequence_nr())
+    if node is None:
+        return None
+    kind: Any = type(node)  # a custom function may keep anything under these names on its ctx
+    return AutogradNode(kind.name(node), kind._sequence_nr(node))
 
 
 def number_of(node: Any) -> int:
