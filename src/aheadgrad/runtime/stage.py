@@ -215,6 +215,9 @@ def find_direct(
     )
     if not plain or not component.targets:
         return None
+    reached = {t.index for t in component.targets}
+    if any(e.leaf.requires_grad and i not in reached for i, e in enumerate(session.entrances)):
+        return None  # a node is linked to all its inputs, and a backward would go on to those in vain
     return Direct(
         inline,
         tuple(f"p{i}" for i in range(len(session.entrances))),
