@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import aheadgrad
-from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning
+from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning, HigherOrderError
+from aheadgrad.torchlayer.two_tensor import TwoTensor
 
 
 def part_of_several(x: Tensor) -> Any:
@@ -50,6 +51,28 @@ def test_a_hook_on_one_of_several_connected_outputs_is_called_for_the_others() -
 
     assert calls(fn) == []
     assert calls(aheadgrad.compile(fn)) == [True]
+
+
+def test_second_derivatives_of_calls_with_subclasses_are_refused() -> None:
+    x = TwoTensor(torch.ones(3), torch.full((3,), 2.0)).requires_grad_()
+    out = aheadgrad.compile(lambda t: t.sin(), fallback="error")(x)
+    with pytest.raises(HigherOrderError, match="subclasses"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_connected_outputs_one_after_the_other_need_retain_graph() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + 1
+        return h.sin(), h.cos()
+
+    for run in (fn, aheadgrad.compile(fn, fallback="error")):
+        a, b = run(torch.ones(3, requires_grad=True))
+        a.sum().backward()
+        if run is fn:
+            b.sum().backward()
+        else:
+            with pytest.raises(RuntimeError, match="a second time"):
+                b.sum().backward()
 
 
 def test_decisions_on_values_are_refused_and_name_the_line() -> None:
