@@ -1,4 +1,6 @@
-"""Tests that state what eager does where we are known to differ (tests/differences/known.txt).
+"""What all tests share: the list of known differences, and a look at what Dynamo had compiled.
+
+Tests that state what eager does where we are known to differ are in tests/differences/known.txt.
 
 Each line is `node id | why`. Such a test must fail; when it passes, the line (and the entry in
 docs/differences.md) has to go.
@@ -7,8 +9,12 @@ docs/differences.md) has to go.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from aheadgrad.frontends import boxed
+from aheadgrad.frontends import dynamo as frontend
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 
@@ -24,3 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = known.get(item.nodeid)
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+@pytest.fixture
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[boxed.BoxedEntry]:
+    """What our backend of torch.compile compiled."""
+    found: list[boxed.BoxedEntry] = []
+
+    def noting(*args: Any, **kwargs: Any) -> boxed.BoxedEntry:
+        found.append(boxed.compile_flat(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(frontend, "compile_flat", noting)
+    return found

@@ -30,19 +30,6 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.fixture
-def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[boxed.BoxedEntry]:
-    """What our backend compiled."""
-    found: list[boxed.BoxedEntry] = []
-
-    def noting(*args: Any, **kwargs: Any) -> boxed.BoxedEntry:
-        found.append(boxed.compile_flat(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(frontend, "compile_flat", noting)
-    return found
-
-
 def leaf(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 

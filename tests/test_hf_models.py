@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.frontends import boxed
-from aheadgrad.frontends import dynamo as frontend
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 transformers = pytest.importorskip("transformers")
@@ -106,18 +105,6 @@ def assert_same(found: list[Any], expected: list[Any]) -> None:
             assert (got is None) == (wanted is None), name
             if wanted is not None:
                 torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7, msg=lambda t: f"{name}: {t}")
-
-
-@pytest.fixture
-def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[boxed.BoxedEntry]:
-    found: list[boxed.BoxedEntry] = []
-
-    def noting(*args: Any, **kwargs: Any) -> boxed.BoxedEntry:
-        found.append(boxed.compile_flat(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(frontend, "compile_flat", noting)
-    return found
 
 
 @pytest.mark.parametrize("name", MODELS)
