@@ -86,13 +86,13 @@ def test_decisions_on_values_are_refused_and_name_the_line() -> None:
 
 
 def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
-    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         h = x * 2
-        return h + 1, h * w
+        return h * v, h * w
 
     def run(fn: Callable[..., Any]) -> None:
-        w = torch.ones(3)
-        out, _ = fn(torch.ones(3, requires_grad=True), w)
+        v, w = torch.ones(3), torch.ones(3)
+        out, _ = fn(torch.ones(3, requires_grad=True), v, w)
         w.mul_(2)  # saved for the other output, which is not differentiated
         out.sum().backward()
 

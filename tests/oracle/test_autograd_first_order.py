@@ -723,3 +723,28 @@ def test_leaf_made_inside_and_returned() -> None:
         return w.grad, x.grad
 
     both(fn, play)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_a_saved_result_changed_that_only_another_output_needs(changed: int) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        return h.tanh(), h.exp()
+
+    def outcome(run: Any, k: int) -> Any:
+        x = torch.ones(3, requires_grad=True)
+        outs = run(x)
+        with torch.no_grad():
+            outs[changed].mul_(2)
+        try:
+            return torch.autograd.grad(outs[k].sum(), x)[0]
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+            return None
+
+    compiled = aheadgrad.compile(fn, fallback="error")
+    for k in (0, 1):
+        expected, found = outcome(fn, k), outcome(compiled, k)
+        assert (expected is None) == (found is None) == (k == changed)
+        if expected is not None:
+            torch.testing.assert_close(found, expected)

@@ -44,10 +44,20 @@ class Backward:
         self.make = make
         self.fixed_autocast = fixed_autocast
         self.programs: dict[Any, Run] = {}
+        self.used: dict[Any, frozenset[int]] = {}  # by pattern
         if compiled is not None:
             self.programs[(expected, None)] = compiled
         self.checking: Backward | None = None  # the same for anomaly mode
         self._lock = lock
+
+    def needs(self, tangents: tuple[Tensor | None, ...]) -> frozenset[int] | None:
+        """Which saved tensors the program for these tangents uses, if that is known."""
+        pattern = tuple(None if t is None else _layout(t) for t in tangents)
+        state = None if self.fixed_autocast else autocast_state()
+        with self._lock:
+            if (pattern, state) not in self.programs:
+                self.programs[(pattern, state)] = self.make(pattern, state)
+        return self.used.get(pattern)
 
     def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         pattern = tuple(None if t is None else _layout(t) for t in tangents)

@@ -33,11 +33,15 @@ def _backward_by(
 ) -> Backward:
     expected = level.joint.expected_pattern(component)
 
+    used: dict[Any, frozenset[int]] = {}
+
     def make(pattern: Any, state: AutocastState | None) -> Any:
-        return _make(level, component, saved, known, pattern, state, backend)
+        return _make(level, component, saved, known, pattern, state, backend, used)
 
     if not lays_out(level):
-        return Backward(expected, known, make, level.fixed_autocast, level.session.lock)
+        backward = Backward(expected, known, make, level.fixed_autocast, level.session.lock)
+        backward.used = used
+        return backward
 
     def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
         pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
@@ -81,8 +85,9 @@ def _make(
     pattern: Any,
     state: AutocastState | None,
     backend: Backend | None,
+    used: dict[Any, frozenset[int]],
 ) -> Any:
-    """A backward for a pattern of tangents that was not seen before."""
+    """A backward for a pattern of tangents that was not seen before; `used`: what it uses of the saved."""
     state = level.backward_autocast if level.fixed_autocast else state
     by_subclasses = not level.session.veiled and any(isinstance(p, Form) for p in pattern)
     if by_subclasses:  # recorded for plain tangents; what its ops mean is up to those given
@@ -96,6 +101,8 @@ def _make(
         program = backward_program(level, gradients, saved)
         if by_subclasses:
             return compile_eager(program)
+        tensors = program.placeholders[len(saved.sizes) :][: len(saved.tensors)]
+        used[pattern] = frozenset(k for k, node in enumerate(tensors) if node.users)
         run = compile_program(backend or options.backend, program)
         return backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
     except InvalidProgram:

@@ -20,7 +20,7 @@ from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.fates import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.higher import Higher
@@ -41,6 +41,7 @@ def make_node(
     direct: Direct | None = None,
     visits_below: bool = False,
     feeds: bool = False,
+    fresh: tuple[bool, ...] = (),
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
@@ -56,7 +57,7 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds)
+        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, fresh)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -79,6 +80,7 @@ class _Shape:
     watched: bool
     visits_below: bool
     feeds: bool
+    fresh: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,16 @@ def _backward(
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
-    script.line(f"saved = {saved}")
+    if shape.fresh and shape.outputs > 1 and type(backward) is Backward:
+        with script.block("try:"):
+            script.line(f"saved = {saved}")
+        with script.block("except RuntimeError:"):
+            find = names.name(backward, "find_backward")
+            script.line(
+                f"saved = {names.name(_unchanged, 'unchanged')}(ctx, {find}, {joined}, {shape.fresh})"
+            )
+    else:
+        script.line(f"saved = {saved}")
     if ways.loose:
         with script.block("if links:"):
             if count:
@@ -216,6 +227,21 @@ def _backward(
             _usual(script, usual, tangents, count + sizes, arrange)
     script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(saved, {joined}))")
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
+
+
+def _unchanged(ctx: Any, backward: Backward, tangents: tuple[Any, ...], fresh: tuple[bool, ...]) -> list[Any]:
+    """Something saved was changed since: that matters only to the tangents whose gradients need it.
+
+    `fresh` are those of the saved tensors that the call made: their version was 0 when they were saved.
+    """
+    some = any(t is None for t in tangents) and any(t is not None for t in tangents)
+    needed = backward.needs(tangents) if some else None
+    if needed is None or not all(fresh[k] for k in needed):
+        return list(ctx.saved_tensors)  # raises
+    saved = [unpacked(ctx, k) if k in needed else None for k in range(len(fresh))]
+    if any(t is not None and version(t) != 0 for t in saved):
+        return list(ctx.saved_tensors)
+    return saved
 
 
 def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inputs: int) -> list[Any]:

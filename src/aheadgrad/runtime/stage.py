@@ -129,6 +129,7 @@ def _node(
         watched=bool(watched),
         failure=Failure(captured.failures[number]) if number in captured.failures else None,
         direct=direct,
+        fresh=tuple(name.startswith("r") for name in tensor_names),
         feeds=any(c.boundary for c in captured.joint.components),
     )
     size_names = [_size_name(split, _results(captured, split), name) for name, _ in saved.sizes]

@@ -116,6 +116,11 @@ def _no_gradients(count: int, *_: Any) -> tuple[None, ...]:
     return (None,) * count
 
 
+def unpacked(node: Any, k: int) -> Any:
+    """One of the tensors that a Python node saved, checked by itself."""
+    return node._raw_saved_tensors[k].data
+
+
 def at_end_of_backward(callback: Callable[[], None]) -> None:
     """Calls back when the backward that is running has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
