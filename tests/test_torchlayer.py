@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+from collections import OrderedDict
+from typing import Any
+
+import pytest
 import torch
 
 from aheadgrad.torchlayer import autocast, autograd, dispatch, functional, guards, random
@@ -168,3 +173,37 @@ def test_autocast_is_a_value() -> None:
     with state.active():
         assert autocast.autocast_state() == state
     assert autocast.autocast_state() is None
+
+
+class OwnDict(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, OwnDict])
+@pytest.mark.parametrize("contents", [{}, {"a": 1}])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_changed_dictionary_is_noticed(kind: Any, contents: dict[str, int], place: int) -> None:
+    tables = ({"k": 1}, kind(contents), dict[str, int]())
+    check, things = guards.unchanged_check(tables)
+    assert all(check(things) for _ in range(4))
+    tables[place]["a"] = 2
+    assert not check(things)
+    again, others = guards.unchanged_check(tables)
+    assert again(others) and again(others)
+    del tables[place]["a"]
+    assert not again(others)
+    assert not check(things)
+
+
+@pytest.mark.parametrize("check_first", [True, False])
+def test_a_check_of_dictionaries_and_what_it_holds_end_in_any_order(check_first: bool) -> None:
+    tables = tuple({"k": i} for i in range(3))
+    check, things = guards.unchanged_check(tables)
+    assert check(things) and check(things)
+    left = [things, check] if check_first else [check, things]
+    del check, things
+    while left:
+        left.pop()
+        gc.collect()
+        for table in tables:
+            table["k"] += 1

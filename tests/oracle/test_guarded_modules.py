@@ -60,6 +60,12 @@ def swapped_data(net: Net) -> None:
     net.first.weight.data = torch.ones(3, 3).t() * torch.arange(3.0)
 
 
+def same_memory(t: Tensor, view: Callable[[Tensor], Tensor]) -> None:
+    before = t.data_ptr()
+    t.data = view(t.data)
+    assert t.data_ptr() == before
+
+
 def switch(name: str, value: Any) -> Callable[[Net], None]:
     def change(net: Net) -> None:
         *path, last = name.split(".")
@@ -74,6 +80,11 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "all frozen": lambda net: net.requires_grad_(False),
     "data swapped": swapped_data,
     "data of one row": lambda net: setattr(net.first.bias, "data", torch.ones(1)),
+    "data seen in another order": lambda net: same_memory(net.first.weight, Tensor.t),
+    "data seen in part": lambda net: same_memory(net.first.bias, lambda t: t[:1]),
+    "data seen with more dimensions": lambda net: same_memory(net.scale, lambda t: t[None]),
+    "data seen with another step": lambda net: same_memory(net.scale, lambda t: t[:1].expand(3)),
+    "data seen as integers": lambda net: same_memory(net.scale, lambda t: t.view(torch.int32)),
     "double": lambda net: net.double(),
     "eval": lambda net: net.eval(),
     "eval of the dropout": lambda net: net.rest[0].eval(),
@@ -84,6 +95,11 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "submodule in an empty list": lambda net: net.more.append(nn.Linear(3, 3)),
     "submodule deleted": lambda net: net.rest.__delitem__(2),
     "bias removed": switch("first.bias", None),
+    "parameter put into its table": lambda net: net.first._parameters.update(
+        weight=nn.Parameter(torch.full((3, 3), 0.5))
+    ),
+    "submodule put into an empty table": lambda net: net.more._modules.update({"0": nn.ReLU()}),
+    "attribute put into its table": lambda net: vars(net).update(factor=3.0),
     "forward hook": hooked,
     "pre hook": lambda net: net.rest.register_forward_pre_hook(lambda module, args: (args[0] * 3,)),
     "hook of the root": lambda net: net.register_forward_hook(lambda module, args, out: out * 2),

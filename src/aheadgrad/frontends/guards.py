@@ -213,8 +213,8 @@ class GuardWriter:
         tests = ["not held(things)"]
         if watched.hooks:
             tests.insert(0, f"hooks != {name(RemovableHandle, 'Handle')}.next_id")
-        if watched.empty:
-            tests.insert(0, f"any({name(watched.empty, 'empty')})")
+        if self.state:
+            tests.append(f"not {name(match, 'state_matches')}(*state)")
         if kept:
             tests.append(f"tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers")
         stamp, where = "held, things, state, hooks, ids, pointers, storages", name(around, "surroundings")

@@ -51,21 +51,38 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     return check, text
 
 
-def unchanged_check(tables: tuple[dict[Any, Any], ...], tensors: tuple[Tensor, ...]) -> Callable[[Any], bool]:
-    """A C++ function of `(*tables, *tensors)`: has nothing changed since now?
+class _Watched:
+    """Holds dictionaries for a check. The check refers weakly to it."""
 
-    Dictionaries have a version; of tensors it looks at what `tensor_check` looks at.
+    def __init__(self, tables: tuple[dict[Any, Any], ...]) -> None:
+        self.tables = tables
+
+
+def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any], bool], Any]:
+    """A C++ function, and what to give it: has none of the dictionaries changed since now?
+
+    Python keeps a version of each dictionary. Those below a "tag safe" root are compared in one loop over
+    an array, once the first check has noted them. That is for dictionaries proper only; others are
+    looked at one by one. After a change the check says no for good.
     """
     from torch._dynamo.guards import GuardManagerType
 
+    kind = GuardManagerType.GUARD_MANAGER
+    plain = tuple(t for t in tables if type(t) is dict)
+    special = tuple(t for t in tables if type(t) is not dict)
+    watched = _Watched(plain)
     root = torch._C._dynamo.guards.RootGuardManager()
-    for i, table in enumerate(tables):
-        one = root.tuple_getitem_manager(i, f"tables[{i}]", table, GuardManagerType.GUARD_MANAGER)
-        one.add_dict_version_guard(table, ["unchanged"], None)
-    for i, t in enumerate(tensors, len(tables)):
-        one = root.tuple_getitem_manager(i, f"tensors[{i}]", t, GuardManagerType.GUARD_MANAGER)
-        sizes, strides = _fixed(t.size()), _fixed(t.stride())
-        keys = torch._C._dispatch_keys(t)
-        one.add_tensor_match_guard(t, sizes, strides, f"tensors[{i}]", ["unchanged"], None, type(t), keys)
+    together = root.tuple_getitem_manager(0, "watched", watched, kind)
+    inner = together.getattr_manager("tables", "watched.tables", plain, kind)
+    for manager, group, first in ((inner, plain, 0), (root, special, 1)):
+        for i, table in enumerate(group, first):
+            one = manager.tuple_getitem_manager(i, f"tables[{i}]", table, kind)
+            one.add_dict_version_guard(table, ["unchanged"], None)
+            if manager is inner:
+                one.mark_tag_safe()
+    if plain:
+        inner.mark_tag_safe()
+        together.mark_tag_safe()
+        together.mark_tag_safe_root()
     check: Callable[[Any], bool] = root.check
-    return check
+    return check, (watched, *special)
