@@ -202,7 +202,7 @@ class Session:
         return out
 
     def is_new(self, t: Tensor) -> bool:
-        """Is this surely a tensor in memory of its own? Where it begins does not depend on the inputs then."""
+        """Is this surely a tensor in memory of its own, not an input or a view of one?"""
         if type(t) not in (Tensor, Veil) or t.layout is not torch.strided:
             return False
         if self.members or self.shadows or any(e.form is not None for e in self.entrances):
