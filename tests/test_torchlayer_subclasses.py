@@ -64,6 +64,16 @@ def test_a_maker_does_what_the_constructor_does() -> None:
     assert torch.equal((made * 2).b, (x * 2).b)
 
 
+def test_a_maker_keeps_unusual_strides_and_offsets() -> None:
+    base = torch.randn(5, 6)
+    for part in (base, base[1:], base[:, ::2], base.t(), base[:3, :0], base[0, 0]):
+        x: Any = TwoTensor(part, part)
+        make = maker(form_of(x))
+        made: Any = x if make is None else make(part, part)
+        assert made.shape == x.shape and made.stride() == x.stride()
+        assert make is None or made.untyped_storage().nbytes() >= x.numel() * 4
+
+
 class Elaborate(Tensor):
     """An instance has more to it than parts and constants."""
 

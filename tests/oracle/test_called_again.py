@@ -71,6 +71,58 @@ def test_other_offsets() -> None:
     again(lambda t: t.storage_offset() * t, (base[:4],), (base[3:7],))
 
 
+def offset_of_a_view(t: Tensor) -> Tensor:
+    return t.detach()[1:].storage_offset() * t
+
+
+def offset_after_moving(t: Tensor) -> Tensor:
+    view = t[1:]
+    t.data = t * 2
+    return view.storage_offset() * t + t.storage_offset()
+
+
+def test_offsets_asked_of_what_shares_memory_with_an_input() -> None:
+    base = leaf(10, grad=False)
+    again(offset_of_a_view, (base[:4],), (base[3:7],))
+    again(lambda t: t.contiguous().storage_offset() * t, (base[:4],), (base[3:7],))
+    again(lambda t, u: (t * 2).storage_offset() + u.storage_offset() * t, (base[:4],) * 2, (base[3:7],) * 2)
+    plain, compiled = base.clone(), aheadgrad.compile(offset_after_moving)
+    for start in (0, 3, 0):
+        expected = offset_after_moving(plain[start : start + 4])
+        assert torch.equal(compiled(base[start : start + 4]), expected)
+
+
+def test_offsets_of_new_tensors_are_no_matter_of_the_inputs() -> None:
+    base = leaf(10, grad=False)
+    compiled = strict(lambda t: (t * 2)[1:].storage_offset() + t)
+    for start in (0, 3):
+        assert torch.equal(compiled(base[start : start + 4]), 1 + base[start : start + 4])
+    assert len(compiled.entries) == 1
+
+
+def asks(t: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
+    return t + 1 if of(t).requires_grad else t - 1
+
+
+def with_grad(t: Tensor) -> Tensor:
+    with torch.enable_grad():
+        return t * 2
+
+
+@pytest.mark.parametrize(
+    ("of", "guarded"),
+    [(lambda t: t, True), (lambda t: t.detach().mul_(1), True), (with_grad, True), (lambda t: t * 2, False)],
+    ids=["input", "shares memory", "made with grad mode on", "new"],
+)
+def test_requires_grad_asked_with_grad_mode_off(of: Callable[[Tensor], Tensor], guarded: bool) -> None:
+    compiled = strict(lambda t: asks(t, of))
+    with torch.no_grad():
+        for grad in (False, True, False):
+            x = leaf(3, grad=grad)
+            assert torch.equal(compiled(x), asks(x, of))
+    assert (".requires_grad is" in compiled.source) == guarded
+
+
 def test_other_requires_grad() -> None:
     x, y = leaf(3), leaf(3, grad=False)
     again(lambda a, b: a * b, (x, y), (y, x), (x, x), (y, y), (x, leaf(3, seed=1)))

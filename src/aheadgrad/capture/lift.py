@@ -159,12 +159,12 @@ class Lift(TorchFunctionMode):
             op = only_overload(func)
             if changes_arguments(op):
                 return call_changing(self.session, op, args, kwargs)
-        if func is torch.Tensor.storage_offset:
+        if func is torch.Tensor.storage_offset and not self.session.is_new(args[0]):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
             self.session.hooked = True
-        if func in _ASKS_AUTOGRAD:
-            self.session.asks_autograd = True
+        if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
+            self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):

@@ -201,6 +201,15 @@ class Session:
         out: Tensor = functional.unwrap(seen)
         return out
 
+    def is_new(self, t: Tensor) -> bool:
+        """Is this surely a tensor in memory of its own, not an input or a view of one?"""
+        if type(t) not in (Tensor, Veil) or t.layout is not torch.strided:
+            return False
+        if self.members or self.shadows or any(e.form is not None for e in self.entrances):
+            return False
+        key = functional.storage_key(t)
+        return functional.is_wrapped(t) and all(e.storage != key for e in self.entrances)
+
     def must_be_no_view(self, seen: Tensor) -> None:
         """Before `x.detach_()`: an input that is a view enters without its base, but eager knows."""
         entrance = self.entrance_of(seen)

@@ -9,6 +9,8 @@ are a wrapper tensor, their parts and a few constants, a maker sets just these:
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -104,11 +106,12 @@ def _write(
 
     script = Script("make")
     literal, name = script.names.literal, script.names.name
+    usual = like.stride() == _usual_strides(like) and like.storage_offset() == 0
     given = [
         name(form.kind, form.kind.__name__),
         literal(tuple(like.size())),
-        literal(tuple(like.stride())),
-        literal(like.storage_offset()),
+        "None" if usual else literal(tuple(like.stride())),  # usual ones need not be read
+        "None" if usual else literal(like.storage_offset()),
         "None",  # memory format
         literal(like.dtype),
         literal(like.layout),
@@ -123,6 +126,11 @@ def _write(
         script.line(f"out.{attribute} = {literal(value)}")
     script.line("return out")
     return script.function(", ".join(f"p{k}" for k in range(len(form.plain))))[0]
+
+
+def _usual_strides(t: Tensor) -> tuple[int, ...]:
+    strides = itertools.accumulate((max(n, 1) for n in reversed(t.size()[1:])), operator.mul, initial=1)
+    return tuple(reversed([*strides])) if t.dim() else ()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
