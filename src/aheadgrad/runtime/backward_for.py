@@ -101,8 +101,9 @@ def _make(
         program = backward_program(level, gradients, saved)
         if by_subclasses:
             return compile_eager(program)
-        tensors = program.placeholders[len(saved.sizes) :][: len(saved.tensors)]
-        used[pattern] = frozenset(k for k, node in enumerate(tensors) if node.users)
+        if not lays_out(level):
+            tensors = program.placeholders[len(saved.sizes) :][: len(saved.tensors)]
+            used[pattern] = frozenset(k for k, node in enumerate(tensors) if node.users)
         run = compile_program(backend or options.backend, program)
         return backward_of_wholes(gradients, run, len(saved.tensors) + len(saved.sizes))
     except InvalidProgram:
