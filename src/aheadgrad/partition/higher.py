@@ -30,13 +30,12 @@ from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 class HigherSplit:
     """A differentiable backward's program, and what each of the next backwards is given.
 
-    `pool` names every value that can be kept: what this backward was given (saved tensors, then
-    tangents), then the results that only the next one needs. `kept` has positions in the pool, one
-    tuple per component; `saved` the same values with names and reasons.
+    `kept` has, for each component, positions among all values that can be kept: what this backward was
+    given (saved tensors, then tangents), then the results that only the next one needs. `saved` has
+    the same values with names and reasons.
     """
 
     program: Program
-    pool: tuple[SavedValue, ...]
     kept: tuple[tuple[int, ...], ...]
     saved: tuple[SavedSet, ...]
 
@@ -77,7 +76,7 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
         kept.append(tuple(sorted(positions)))
         saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
     new = pool[len(given.tensors) + len(tangents) :]
-    return HigherSplit(_program(derivative, given, new), tuple(pool), tuple(kept), tuple(saved))
+    return HigherSplit(_program(derivative, given, new), tuple(kept), tuple(saved))
 
 
 def _also_kept(
