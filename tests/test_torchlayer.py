@@ -184,21 +184,38 @@ class OwnDict(dict[str, int]):
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_changed_dictionary_is_noticed(kind: Any, contents: dict[str, int], place: int) -> None:
     tables = ({"k": 1}, kind(contents), dict[str, int]())
-    check, things = guards.unchanged_check(tables)
+    check, things = guards.unchanged_check(tables, ())
     assert all(check(things) for _ in range(4))
     tables[place]["a"] = 2
     assert not check(things)
-    again, others = guards.unchanged_check(tables)
+    again, others = guards.unchanged_check(tables, ())
     assert again(others) and again(others)
     del tables[place]["a"]
     assert not again(others)
     assert not check(things)
 
 
+def test_a_changed_tensor_is_noticed_along_with_dictionaries() -> None:
+    tensors = (torch.ones(2, 3), torch.ones(4, requires_grad=True))
+    check, things = guards.unchanged_check(({"k": 1},), tensors)
+    assert check(things) and check(things)
+    tensors[1].requires_grad_(False)
+    assert not check(things)
+    tensors[1].requires_grad_(True)
+    assert check(things)
+    tensors[0].t_()
+    assert not check(things)
+    tensors[0].t_()
+    tensors[0].data = torch.ones(2, 3, dtype=torch.float64)
+    assert not check(things)
+    tensors[0].data = torch.ones(3, 2).t()
+    assert not check(things)
+
+
 @pytest.mark.parametrize("check_first", [True, False])
 def test_a_check_of_dictionaries_and_what_it_holds_end_in_any_order(check_first: bool) -> None:
     tables = tuple({"k": i} for i in range(3))
-    check, things = guards.unchanged_check(tables)
+    check, things = guards.unchanged_check(tables, ())
     assert check(things) and check(things)
     left = [things, check] if check_first else [check, things]
     del check, things

@@ -22,6 +22,10 @@ class UnsupportedInput(CaptureError, TypeError):
     """An argument is of a kind that cannot be compiled for."""
 
 
+class NeedsNumbers(AheadgradError):
+    """A capture with symbolic sizes cannot be exact; with plain numbers it can. Never seen by users."""
+
+
 class FallbackError(AheadgradError, RuntimeError):
     """The call would have run uncompiled, and `fallback="error"` asked to be told.
 

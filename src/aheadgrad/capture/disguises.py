@@ -102,6 +102,14 @@ class Disguises:
             return {k: self.all_current(v) for k, v in values.items()}
         return values
 
+    def originals(self, out: Any) -> Any:
+        """What the user's code knows results as: a function that returns an argument returns the original."""
+        if isinstance(out, Tensor):
+            return next((d.original for d in self.worn.values() if d.current is out), out)
+        if type(out) in (list, tuple):
+            return type(out)(map(self.originals, out))
+        return out
+
     def note(self, out: Any, args: tuple[Any, ...], looks: Layouts) -> None:
         """Remembers which tensors have views, and where views come from."""
         if isinstance(out, Tensor):

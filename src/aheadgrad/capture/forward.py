@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.origins import origin_of_error, raised_by_torch
+from aheadgrad.capture.refusals import refused_before
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.shared import enter_shared
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
@@ -23,6 +24,7 @@ from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
+from aheadgrad.torchlayer.kernels import is_refusal
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +101,12 @@ def run(session: Session, call: Call) -> Forward:
             ):
                 result = call.invoke(see)
         except Exception as error:
-            raise explained(error) from error
+            told = explained(error)
+            if told is error:
+                told = refused_before(session) or error
+            if told is error:
+                raise
+            raise told from error
         after = torch.is_grad_enabled()
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
@@ -199,9 +206,8 @@ def explained(error: Exception) -> Exception:
         return FallbackError("memory that an input had before set_ is written to")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
-    if raised_by_torch(error) and (
-        isinstance(error, NotImplementedError) or "FunctionalTensorWrapper" in str(error)
-    ):
+    missing = isinstance(error, NotImplementedError) and not is_refusal(error)
+    if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
     return error
 

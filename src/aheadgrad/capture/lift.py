@@ -140,6 +140,8 @@ class Lift(TorchFunctionMode):
             self.session.layouts.settle((args, kwargs))
         out = self._call(func, args, kwargs)
         disguises.note(out, args, self.session.layouts)
+        if disguises.worn:
+            out = disguises.originals(out)
         return given if given is not None and out is args[0] else out
 
     def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -4,6 +4,8 @@
   the real one is asked.
 - A view of a leaf that requires grad must not be changed in place. An input that is such a view enters
   with a history but without its base.
+- Kernels are not made for every dtype. Fake tensors let such ops through, and a later line may then raise
+  before the program has run: eager would not have come so far.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.kernels import ask_kernel, is_refusal
 
 _MOST_ADDRESSES = 1 << 16
 
@@ -91,3 +94,16 @@ def _entrance_in(session: Session, t: Tensor) -> Entrance | None:
     """The input in whose memory a tensor lies."""
     key = functional.storage_key(t)
     return next((e for e in session.entrances if e.storage == key), None)
+
+
+def refused_before(session: Session) -> NotImplementedError | None:
+    """What the first recorded op raises that its kernel refuses."""
+    with functional.outside():
+        for record in session.trace.records:
+            try:
+                ask_kernel(record.target, record.args, record.kwargs)
+            except Exception as error:
+                if is_refusal(error):
+                    assert isinstance(error, NotImplementedError)
+                    return error
+    return None

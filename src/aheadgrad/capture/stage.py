@@ -20,7 +20,7 @@ from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
-from aheadgrad.facts.storage import check_bases, check_reshapes, merge_shared
+from aheadgrad.facts.storage import check_bases, check_reshapes, merge_all, merge_shared
 from aheadgrad.options import Options
 from aheadgrad.partition.split import primal_ports
 from aheadgrad.program.opened import opened
@@ -236,10 +236,21 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
 
 
 def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
-    """One run; a second one only when inputs that share memory turn out to be changed."""
-    forward = run(_open(call, options, veiled), call)
-    check_reshapes(forward.session)
-    merged = merge_shared(forward, call)
+    """One run; a second one only when inputs that share memory turn out to be changed.
+
+    Or when the first one fails: eager may refuse the very sharing, before it comes to that error.
+    """
+    try:
+        forward = run(_open(call, options, veiled), call)
+    except AheadgradError:
+        raise
+    except Exception:
+        merged = merge_all(call)
+        if merged is None:
+            raise
+    else:
+        check_reshapes(forward.session)
+        merged = merge_shared(forward, call)
     if merged is None:
         return forward
     _fix_sizes(merged)
@@ -266,6 +277,7 @@ def _open(call: Call, options: Options, veiled: bool) -> Session:
         mode = new_mode(dynamic=bool(options.dynamic))
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
     session = Session(mode, options.decompositions, veiled=veiled)
+    session.recorder.ops.exact = call.symbols.optional
     session.fakes = call.symbols.fakes
     session.items = call.symbols.items
     session.sized = bool(

@@ -74,10 +74,24 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
         isinstance(v, Tensor) and is_view(v) and creation_meta(v) != CreationMeta.DEFAULT
         for v in forward.outputs
     )
+    graded = torch.is_grad_enabled() and any(e.real.requires_grad for e in session.entrances)
     for tensors in storage_groups([real for _, real in call.inputs]):
-        members = _concerned(tensors, facts, hands_out_parts)
+        members = _concerned(tensors, facts, hands_out_parts=hands_out_parts, graded=graded)
         if members:
             groups.append(_group(members, [slots[id(m)] for m in members]))
+    return replace(call, shared=tuple(groups)) if groups else None
+
+
+def merge_all(call: Call) -> Call | None:
+    """The call with all siblings merged that overlap; None when there are none."""
+    if call.shared:
+        return None
+    slots = {id(real): slot for slot, real in call.inputs}
+    groups = [
+        _group(tensors, [slots[id(t)] for t in tensors])
+        for tensors in storage_groups([real for _, real in call.inputs])
+        if any(_overlap(a, b) for i, a in enumerate(tensors) for b in tensors[:i])
+    ]
     return replace(call, shared=tuple(groups)) if groups else None
 
 
@@ -108,11 +122,14 @@ def _check_parts(session: Session, facts: dict[int, InputFacts]) -> None:
             raise FallbackError("parts of tensor subclasses share memory, and one of them is changed")
 
 
-def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_parts: bool) -> list[Tensor]:
+def _concerned(
+    tensors: list[Tensor], facts: dict[int, InputFacts], *, hands_out_parts: bool, graded: bool
+) -> list[Tensor]:
     """Those of one storage that have to enter together.
 
-    Parts that do not touch are independent, but for one thing: they share a version counter,
-    and views with several outputs (`split`) remember at which version they were made.
+    Parts that do not touch are independent, but for one thing: they may share a version counter. Views
+    with several outputs (`split`) remember at which version they were made, and so does what is kept
+    for a backward.
     """
     changed = [t for t in tensors if _changes(facts[id(t)]) or facts[id(t)].version_bumps]
     if len(tensors) == 1:
@@ -122,9 +139,10 @@ def _concerned(tensors: list[Tensor], facts: dict[int, InputFacts], hands_out_pa
         special = creation_meta(only) != CreationMeta.DEFAULT and fact.version_bumps > 0
         return tensors if special or fact.geometry is not None else []
     if any(
-        t is not c and (hands_out_parts or _remembers_version(t) or _overlap(t, c))
+        hands_out_parts or _remembers_version(t) or _overlap(t, c) or (graded and same_version_counter(t, c))
         for c in changed
         for t in tensors
+        if t is not c
     ):
         return tensors
     return []

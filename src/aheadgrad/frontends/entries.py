@@ -23,7 +23,7 @@ from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
@@ -76,7 +76,7 @@ class Compiled:
         self._module = fn if isinstance(fn, nn.Module) else None
         self.options = options
         self.entries: list[Guarded] = []
-        self._calls: list[Callable[..., Any]] = []
+        self.calls: list[Callable[..., Any]] = []
         self.fallbacks: dict[str, int] = {}
         self.misses: list[Miss] = []
         self._shapes = Shapes(options.dynamic)
@@ -84,11 +84,11 @@ class Compiled:
         self._full = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for call in self._calls:
+        for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
                 return out
-        return self._miss(args, kwargs)
+        return self.miss(args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -106,7 +106,7 @@ class Compiled:
             return "Nothing is compiled yet: call the function first."
         return "\n\n".join(explain_entry(i, g.entry) for i, g in enumerate(self.entries))
 
-    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _inside_another_trace(pytree.tree_leaves((args, kwargs))):
             return self._fn(*args, **kwargs)
         if default_devices() is None:
@@ -132,7 +132,7 @@ class Compiled:
                 reason = "a property of the arguments cannot be checked"
                 return self._run_uncompiled(reason, args, kwargs)
             self.entries.append(guarded)
-            self._calls.append(guarded.call)
+            self.calls.append(guarded.call)
             if miss is not None:
                 self.misses.append(miss)
         return guarded.call(args, kwargs)
@@ -181,13 +181,13 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         symbols = self._shapes.symbols(flat)
-        if symbols is None or self.options.dynamic:
+        try:
             guarded = self._compile_flat(flat, args, kwargs, symbols)
-        else:
-            try:
-                guarded = self._compile_flat(flat, args, kwargs, symbols)
-            except Exception:
-                guarded = self._compile_flat(flat, args, kwargs, None)
+        except Exception as error:
+            asked_for = self.options.dynamic and not isinstance(error, NeedsNumbers)
+            if symbols is None or asked_for:
+                raise
+            guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
         return guarded
 
@@ -237,7 +237,7 @@ class Compiled:
             reach.take_changes(originals)
         rehearse(entry.captured)
         values = ValueWriter(flat, args, kwargs, ordered=takes_any_keyword(target))
-        guard = GuardWriter(values, entry.captured, places, reach, leaves=bool(changed)).write(entry.run)
+        guard = GuardWriter(values, entry, places, reach, leaves=bool(changed)).write()
         entry.captured.release()
         run = guard.call
         if any(isinstance(put, Given) for put in changed):

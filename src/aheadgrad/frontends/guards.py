@@ -20,7 +20,6 @@ from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.capture.shared import whole_storage
-from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Checks
 from aheadgrad.frontends.guarded_forms import write_form_check
@@ -33,6 +32,7 @@ from aheadgrad.frontends.plain import SIMPLE, describe, freeze
 from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
 from aheadgrad.runtime.emit import Namespace
+from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import (
@@ -47,6 +47,7 @@ from aheadgrad.torchlayer.guards import shape_check, tensor_check
 from aheadgrad.torchlayer.subclasses import form_of, is_foreign, parts_of
 
 MISS = object()
+_FEW = 4
 
 
 def _always() -> bool:
@@ -71,13 +72,14 @@ class GuardWriter:
     """
 
     def __init__(
-        self, values: ValueWriter, captured: Captured, places: list[Holder], reach: Reach, *, leaves: bool
+        self, values: ValueWriter, entry: Entry, places: list[Holder], reach: Reach, *, leaves: bool
     ) -> None:
-        self.captured = captured
+        self.entry = entry.assembled
+        captured = self.captured = entry.captured
         self.places = places
         self.reach = reach
         self.leaves = leaves
-        self.names = Namespace()
+        self.names = self.entry.names if self.entry.inline else Namespace()
         self.call = Checks("call", self.names, "args, kwargs")
         self.find = Checks("find", self.names, "")
         self.values = values
@@ -87,7 +89,7 @@ class GuardWriter:
         self.reals += [m.real for m in captured.session.members]
         self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
-    def write(self, run: Callable[..., Any]) -> Guard:
+    def write(self) -> Guard:
         self._ambient()
         self.where.update(self.values.write(self.call, self.names))
         self.given = dict(self.where)
@@ -98,16 +100,19 @@ class GuardWriter:
         self._autograd(inputs)
         MemoryWriter(self, inputs).write()
         missing = self.names.name(MISS, "MISS")
-        entry = self.names.name(run, "entry")
         check = Checks("check", self.names, "args, kwargs")
         check.fast.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
-        self.call.only_fast(f"return {entry}({self._spread(inputs)})")
-        lines = self.call.fast.lines
-        self.call.fast.lines = [x.replace("return None", f"return {missing}") for x in lines]
+        lines = [x.replace("return None", f"return {missing}") for x in self.call.fast.lines]
+        self.call.fast.lines = lines + self._run(self._spread(inputs))
         call, source = self.call.fast.function("args, kwargs")
         if self.state or self.find.fast.lines:
             source = self.find.fast.source("") + "\n" + source
         return Guard(check.fast.function("args, kwargs")[0], call, self.call.explained(), source)
+
+    def _run(self, inputs: str) -> list[str]:
+        if self.entry.inline is not None:
+            return self.entry.inline(inputs)
+        return [f"    return {self.names.name(self.entry.run, 'entry')}({inputs})"]
 
     def _ambient(self) -> None:
         name, unless = self.names.name, self.call.unless
@@ -158,12 +163,7 @@ class GuardWriter:
         for fact in self.reach.facts:
             if not isinstance(fact.value, Tensor):
                 self._fact(self.find if fact.steady else self.call, fact)
-        if self.reach.owned:
-            objects, kinds = tuple(self.reach.owned), tuple(map(type, self.reach.owned))
-            now = f"tuple(map(type, {self.names.name(objects, 'objects')}))"
-            self.call.unless(
-                f"{now} == {self.names.name(kinds, 'kinds')}", "a class", "as it was", "'another'"
-            )
+        self._classes()
         for content in self.reach.contents:
             now = f"{self.names.name(freeze, 'freeze')}({self.names.name(content.holder, 'holder')})"
             test = f"{now} == {self.names.name(content.frozen, 'frozen')}"
@@ -175,6 +175,20 @@ class GuardWriter:
             if is_foreign(real):  # what is inside changes without the tensor
                 name = self.where[id(real)] = f"x{len(self.where)}"
                 self.call.line(f"{name} = {reads[id(real)]}")
+
+    def _classes(self) -> None:
+        """Objects of the user's own classes are still of these."""
+        owned = self.reach.owned
+        if len(owned) > _FEW:
+            now = f"tuple(map(type, {self.names.name(tuple(owned), 'objects')}))"
+            test = f"{now} == {self.names.name(tuple(map(type, owned)), 'kinds')}"
+        else:
+            tests = (
+                f"type({self.names.name(x, 'object')}) is {self.names.name(type(x), 'kind')}" for x in owned
+            )
+            test = " and ".join(tests)
+        if test:
+            self.call.unless(test, "a class", "as it was", "'another'")
 
     def find_places(self, reads: dict[int, str]) -> None:
         """Every place where a tensor was found has the same one again, whatever its name."""
@@ -213,8 +227,6 @@ class GuardWriter:
         tests = ["not held(things)"]
         if watched.hooks:
             tests.insert(0, f"hooks != {name(RemovableHandle, 'Handle')}.next_id")
-        if self.state:
-            tests.append(f"not {name(match, 'state_matches')}(*state)")
         if kept:
             tests.append(f"tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers")
         stamp, where = "held, things, state, hooks, ids, pointers, storages", name(around, "surroundings")
@@ -396,5 +408,7 @@ class GuardWriter:
         whole = [f"state[{k}]" for k in range(len(self.state))]
         start = texts.index(whole[0]) if whole and whole[0] in texts else -1
         if start >= 0 and texts[start : start + len(whole)] == whole:
-            texts = [*texts[:start], "*state", *texts[start + len(whole) :]]
+            before, after = texts[:start], texts[start + len(whole) :]
+            pieces = [f"({', '.join(some)},)" if some else "" for some in (before, after)]
+            return "*" + " + ".join(filter(None, (pieces[0], "state", pieces[1]))) + end
         return ", ".join(texts) + (end if texts else "")

@@ -147,7 +147,7 @@ class Reach:
                 self._object(value, path)
         elif isinstance(value, dict):
             self._table(value, path)
-            if hasattr(value, "__dict__"):
+            if getattr(value, "__dict__", None) or (type(value) not in (dict, OrderedDict)):
                 self._object(value, path)
         elif type(value) in COMPARED or is_array(value):
             self.contents.append(Content(value, frozen(value, path), path))

@@ -36,7 +36,7 @@ class Shapes:
             return None
         mode = new_mode(dynamic=True)
         fakes = {key: symbolic_like(mode, t, f"L_{path}_", free) for key, (t, path, free) in chosen.items()}
-        return Symbols(mode, fakes)
+        return Symbols(mode, fakes, optional=True)
 
     def note(self, flat: Flat) -> None:
         """Remembers the sizes of a call that was compiled for."""

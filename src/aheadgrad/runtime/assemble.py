@@ -12,6 +12,7 @@ Sections, in the order in which they run:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,6 +28,8 @@ from aheadgrad.facts.facts import Facts
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.autograd import set_grad_enabled
+
+_PARAMETER = re.compile(r"\b[pm]\d")
 
 
 @dataclass(eq=False)
@@ -81,8 +84,21 @@ class Assembly:
         return names
 
 
-def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
-    """The entry function `entry(*inputs) -> list of flat outputs`, and its source."""
+@dataclass(frozen=True, eq=False)
+class Assembled:
+    """The entry function `run(*inputs) -> list of flat outputs`, and its source.
+
+    `inline(arguments)` gives its lines for a caller that wants to save the call: where one node does it
+    all, and takes the inputs as they come. The lines use `names`.
+    """
+
+    run: Callable[..., Any]
+    source: str
+    names: Namespace
+    inline: Callable[[str], list[str]] | None
+
+
+def assemble(a: Assembly) -> Assembled:
     script = Script("entry", a.names)
     params = [f"p{i}" for i in range(a.inputs)]
     if any(node.direct for node in a.nodes):
@@ -98,7 +114,17 @@ def assemble(a: Assembly) -> tuple[Callable[..., Any], str]:
     ambient.emit(script, a)
     returned = outputs.expressions(a)
     script.line(f"return {a.returns(returned) if a.returns else '[' + ', '.join(returned) + ']'}")
-    return script.function(", ".join([*params, *a.members]))
+    run, source = script.function(", ".join([*params, *a.members]))
+    return Assembled(run, source, a.names, _inline(script, a, params))
+
+
+def _inline(script: Script, a: Assembly, params: list[str]) -> Callable[[str], list[str]] | None:
+    first, *rest = script.lines
+    call = f"({', '.join(params)})"
+    takes_all = any(node.direct for node in a.nodes) and call in first
+    if not takes_all or a.names.sizes is not None or any(_PARAMETER.search(line) for line in rest):
+        return None
+    return lambda arguments: [first.replace(call, f"({arguments})"), *rest]
 
 
 def _direct_section(script: Script, a: Assembly, params: list[str]) -> None:

@@ -21,7 +21,7 @@ from aheadgrad.partition.split import SplitPrograms
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
-from aheadgrad.runtime.assemble import Assembly, NodeCall, assemble, target_name
+from aheadgrad.runtime.assemble import Assembled, Assembly, NodeCall, assemble, target_name
 from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.backward_for import backward_for
 from aheadgrad.runtime.emit import Namespace
@@ -39,12 +39,16 @@ from aheadgrad.torchlayer.subclasses import values_of
 class Entry:
     """A compiled entry: `run(*inputs)` gives the flat outputs."""
 
-    run: Callable[..., list[Any]]
+    assembled: Assembled
     source: str
     captured: Captured
     split: SplitPrograms
     executables: Executables
     journal: Journal
+
+    @property
+    def run(self) -> Callable[..., list[Any]]:
+        return self.assembled.run
 
 
 def make_entry(
@@ -77,8 +81,9 @@ def make_entry(
     if returns is not None:
         spec, names = captured.forward.out_spec, assembly.names
         assembly.returns = lambda texts: returns(spec, texts, names)
-    run, source = assemble(assembly)
-    return Entry(run, "\n\n".join([source, *node_sources]), captured, split, compiled, journal)
+    assembled = assemble(assembly)
+    source = "\n\n".join([assembled.source, *node_sources])
+    return Entry(assembled, source, captured, split, compiled, journal)
 
 
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:

@@ -54,9 +54,9 @@ def watches(captured: Captured, component: Component, saved: SavedSet) -> list[W
             found[f"p{i + offset}"] = _outputs_with(by_exit, storage_key(entrance.seen))
             if not found[f"p{i + offset}"] and _parts_saved(captured, entrance.value, sources):
                 found[f"p{i + offset}"] = everywhere
-    for name in _updated_and_saved(captured, sources, {id(s.value) for s in saved.tensors}):
-        if not found.get(name):
-            found[name] = everywhere
+    for name, new in _updated_and_saved(captured, sources, {id(s.value) for s in saved.tensors}).items():
+        met = {*found.get(name, ()), *_meet(captured, component, new)}
+        found[name] = tuple(sorted(met)) or everywhere
     for r, root in enumerate(captured.facts.roots):
         by_data = isinstance(root, AliasRoot) and root.recipe.cut == "data"
         if by_data and _outputs_with(by_exit, storage_key(captured.aliases.root_tensors[r])):
@@ -86,8 +86,33 @@ def _outputs_with(by_exit: list[set[Any]], key: Any) -> tuple[int, ...]:
     return tuple(k for k, keys in enumerate(by_exit) if key in keys)
 
 
-def _updated_and_saved(captured: Captured, sources: set[int], exact: set[int]) -> list[str]:
-    """Inputs whose new value (or the memory behind it) is saved, and that are not saved themselves.
+def _meet(captured: Captured, component: Component, sources: set[int]) -> set[int]:
+    """The outputs whose tangents are combined, in the recorded backward, with views of some values."""
+    gradients = next((g for g in captured.gradients if g is not None and g.component is component), None)
+    if gradients is None:
+        return set()
+    trace, met = captured.session.trace, set[int]()
+    tangents = {id(v): {k} for k, t in enumerate(gradients.tangents) for v in values_of(t)}
+    known: set[int] = set()  # values made from nothing but those
+    for record in trace.records:
+        if record.phase != gradients.phase:
+            continue
+        given = record.tensors()
+        from_tangents = set[int]().union(*(tangents.get(id(t), ()) for t in given))
+        from_sources = any(id(t) in known or id(view_source(trace, t)) in sources for t in given)
+        if from_sources:
+            met |= from_tangents
+        for out in record.out if isinstance(record.out, list | tuple) else (record.out,):
+            if from_tangents:
+                tangents[id(out)] = from_tangents
+            elif from_sources:
+                known.add(id(out))
+    return met
+
+
+def _updated_and_saved(captured: Captured, sources: set[int], exact: set[int]) -> dict[str, set[int]]:
+    """Inputs whose new value (or the memory behind it) is saved, and that are not saved themselves; with
+    that value.
 
     Those changed in sight of autograd, and those changed through `.data`: what an in-place op on a
     view saved is hidden from `_saved_storages`, so the values that we save have to tell.
@@ -103,14 +128,16 @@ def _updated_and_saved(captured: Captured, sources: set[int], exact: set[int]) -
             if fact.index >= 0 and not fact.version_bumps and saved:
                 raise FallbackError("memory that is saved for backward is changed through .data")
     offset = len(captured.forward.number_slots)
-    return [
-        f"p{fact.index + offset}"
-        for fact, e in zip(changed, exits, strict=True)
-        if fact.index >= 0
-        and fact.data_changed
-        and (fact.history_changed or not fact.version_bumps or id(e.value) not in exact)
-        and any(id(view_source(captured.session.trace, v)) in sources for v in values_of(e.value))
-    ]
+    found: dict[str, set[int]] = {}
+    for fact, e in zip(changed, exits, strict=True):
+        if fact.index < 0 or not fact.data_changed:
+            continue
+        if not fact.history_changed and fact.version_bumps and id(e.value) in exact:
+            continue
+        new = {id(view_source(captured.session.trace, v)) for v in values_of(e.value)} & sources
+        if new:
+            found[f"p{fact.index + offset}"] = new
+    return found
 
 
 def _saved_storages(captured: Captured, nodes: set[Any]) -> set[int]:

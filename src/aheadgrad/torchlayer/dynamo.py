@@ -21,12 +21,13 @@ class Symbols:
     """The fake mode that symbolic sizes live in; by id, what stands for tensors in it.
 
     `items` are the numbers that zero-dimensional tensors stand for: Dynamo passes a Python float
-    that changes from call to call as a tensor.
+    that changes from call to call as a tensor. `optional`: whoever calls can do without symbols.
     """
 
     mode: FakeTensorMode | None = None
     fakes: dict[int, FakeTensor] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
+    optional: bool = False
 
 
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:

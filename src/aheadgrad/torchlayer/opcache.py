@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
-from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -22,7 +24,10 @@ _META = torch.device("meta")
 _MISSING = object()
 
 
+# Some Python references raise these where kernels raise something else, or nothing.
+_MISTAKES = (AssertionError, ArithmeticError, ValueError, IndexError, TypeError)
 _VIEW = torch.ops.aten.view.default
+_SELECT = torch.ops.aten.select.int
 
 
 def _check_view(t: FakeTensor, size: Any) -> None:
@@ -30,8 +35,21 @@ def _check_view(t: FakeTensor, size: Any) -> None:
     torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=_META).view(size)
 
 
+def _check_index(t: FakeTensor, dim: int, index: Any) -> None:
+    """Fake tensors of some releases of torch take any index."""
+    size = t.size(dim)
+    if not -size <= index < size:
+        at = f"for tensor of size {list(t.size())} at dimension {dim}"
+        raise IndexError(f"select(): index {index} out of range {at}")
+
+
 class _Uncacheable(Exception):
     pass
+
+
+def _flat(out: Any) -> list[Any]:
+    """Tensors among an op's results."""
+    return [t for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, Tensor)]
 
 
 class OpCache:
@@ -39,28 +57,54 @@ class OpCache:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self.mode = mode
+        self.exact = False  # are strides to be told exactly, or not at all?
         self.specs: dict[Any, Any] = {}
         self.refused: set[Any] = set()
 
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return self._compute(func, types, args, kwargs)
-        except (ValueError, IndexError):
-            # Some Python references fail where kernels do not, or with another type of error.
-            return self._without_references(func, args, kwargs)
+        except DATA_DEPENDENT_ERRORS:
+            raise
+        except _MISTAKES as error:
+            out = self._by_kernel(func, args, kwargs, error)
+            if is_view_op(func):
+                raise
+            return out
         except RuntimeError as error:
-            if "cannot be applied to a 0-dim tensor" in str(error):
-                raise IndexError(*error.args) from error
+            if not isinstance(error, NotImplementedError):
+                self._by_kernel(func, args, kwargs, error)
             raise
 
+    def _by_kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Any:
+        """What the kernel says to a call that fake tensors refuse: its error, or what it returns."""
+        try:
+            out = ask_kernel(func, args, kwargs)
+        except NotAsked:
+            if isinstance(error, ValueError | IndexError):
+                return self._without_references(func, args, kwargs)
+            raise error from None
+        return pytree.tree_map(self._like, out)
+
+    def _like(self, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        room = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=_META)
+        return FakeTensor(self.mode, room, t.device)
+
     def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is _SELECT:
+            _check_index(*args)
         if func in self.refused:
             return self.mode.dispatch(func, types, args, kwargs)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
             spec = self.specs.get(key, _MISSING)
         except (_Uncacheable, TypeError):
-            return self.mode.dispatch(func, types, args, kwargs)
+            out = self.mode.dispatch(func, types, args, kwargs)
+            if self.exact:
+                self._check_strides(func, args, kwargs, out)
+            return out
         if spec is not _MISSING:
             return self._make(spec, args)
         if not _cacheable(func):
@@ -70,11 +114,37 @@ class OpCache:
             _check_view(*args)
         out = self.mode._dispatch_impl(func, types, args, kwargs)
         spec = _spec(out, args, kwargs)
+        if spec is not None and any(map(is_open_question, _flat(out))) and _is_fresh(spec):
+            out = self._with_strides(func, args, kwargs, out)
+            spec = _spec(out, args, kwargs)
         if spec is None:
             self.refused.add(func)
         else:
             self.specs[key] = spec
         return out
+
+    def _with_strides(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """The results with the strides that the kernel gives to dimensions of one element or none."""
+        try:
+            real = ask_kernel(func, args, kwargs)
+        except Exception:  # zeros are no good for every op: an inverse, ...
+            return out
+        if [t.size() for t in _flat(real)] != [t.size() for t in _flat(out)]:
+            return out
+        return pytree.tree_map(self._like, real)
+
+    def _check_strides(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Symbolic strides of dimensions of one element or none are what the kernel gives."""
+        fakes = _flat(out)
+        if is_view_op(func) or not any(map(is_open_question, fakes)):
+            return
+        try:
+            real = ask_kernel(func, args, kwargs)
+        except Exception:
+            return
+        for fake, t in zip(fakes, _flat(real), strict=False):
+            if (hints(fake.size()), hints(fake.stride())) != (t.size(), t.stride()) and not fake.is_sparse:
+                raise NeedsNumbers(f"strides of {func} with symbolic sizes are not known")
 
     def _without_references(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op on tensors without data: the kernel's own checks and results."""
@@ -182,6 +252,12 @@ def _spec(out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return None
         return parts if type(out) is list else tuple(parts)
     return None
+
+
+def _is_fresh(spec: Any) -> bool:
+    """Does no result share its storage with an argument?"""
+    specs = spec if isinstance(spec, list | tuple) else (spec,)
+    return all(s.source is None for s in specs if type(s) is _TensorSpec)
 
 
 def _tensor_spec(t: Any, args: tuple[Any, ...]) -> _TensorSpec | None:

@@ -1,0 +1,91 @@
+"""What a real kernel says, where fake tensors are not exact.
+
+Fake tensors follow references written in Python. Those know sizes and dtypes, but for dimensions of one
+element or none some give other strides than the kernel, and a few fail where the kernel does not, or with
+another type of error. A kernel that runs on a few zeros settles it. It is asked only if that is cheap and
+has no effect of its own: ops of torch's that draw no random numbers, on small tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
+from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.symbols import size_hint
+
+_MOST_ELEMENTS = 1 << 12  # of all arguments together
+_TAGS = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+    torch.Tag.nondeterministic_seeded,
+)
+_REFUSED = "The kernel is not made for arguments like these."
+
+
+class NotAsked(Exception):
+    """The kernel cannot be asked about this call."""
+
+
+def is_open_question(t: torch.Tensor) -> bool:
+    """Has the tensor a dimension whose stride makes no difference to where its elements are?"""
+    return any(type(n) is int and n < 2 for n in t.size())
+
+
+def hints(numbers: Any) -> tuple[int, ...]:
+    """Sizes or strides as plain numbers: symbolic ones as they are in this call."""
+    if any(isinstance(n, torch.SymInt) and n.node.hint is None for n in numbers):
+        raise NotAsked
+    return tuple(map(size_hint, numbers))
+
+
+def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of an op for tensors like these, full of zeros; raises what the kernel raises."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or is_mutable(func):
+        raise NotAsked
+    if any(tag in func.tags for tag in _TAGS):
+        raise NotAsked
+    total, count = 0, 0
+
+    def real(value: Any) -> Any:
+        nonlocal total, count
+        if isinstance(value, torch.SymInt):
+            return hints((value,))[0]
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise NotAsked
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not isinstance(value, FakeTensor):
+            raise NotAsked
+        size, stride = hints(value.size()), hints(value.stride())
+        total, count = total + _length(size, stride), count + 1
+        if total > _MOST_ELEMENTS or value.layout is not torch.strided or value.is_quantized:
+            raise NotAsked
+        room = torch.empty_strided(size, stride, dtype=value.dtype, device=value.fake_device).zero_()
+        return room.conj() if value.is_conj() else room
+
+    with no_dispatch(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        real_args, real_kwargs = pytree.tree_map(real, (args, kwargs))
+        if not count:
+            raise NotAsked
+        try:
+            return func(*real_args, **real_kwargs)
+        except NotImplementedError as error:
+            error.add_note(_REFUSED)
+            raise
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Has a kernel said that it is not made for such arguments?"""
+    return isinstance(error, NotImplementedError) and _REFUSED in getattr(error, "__notes__", ())
+
+
+def _length(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
