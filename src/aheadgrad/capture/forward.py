@@ -192,8 +192,6 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
-    if type(error) is RuntimeError and str(error).startswith("index_copy_(): When source"):
-        return IndexError(str(error))  # as the kernel calls it; the fake one does not
     if "are out of bounds for storage of size" in str(error):
         return FallbackError("autograd addresses memory that the recorded tensors do not have")
     if str(error).startswith("Found a custom (non-ATen) operator whose output has alias annotations"):

@@ -21,7 +21,7 @@ from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
 from aheadgrad.capture.refusals import check_bounds, check_leaf_view, check_reach
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
-from aheadgrad.errors import DataDependentError, FallbackError
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.dispatch import (
@@ -32,6 +32,8 @@ from aheadgrad.torchlayer.dispatch import (
     only_overload,
     transform_level,
 )
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
+from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
 
 if TYPE_CHECKING:
@@ -138,7 +140,17 @@ class Lift(TorchFunctionMode):
             args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
-        out = self._call(func, args, kwargs)
+        try:
+            out = self._call(func, args, kwargs)
+        except DATA_DEPENDENT_ERRORS:
+            raise
+        except Exception as error:
+            if isinstance(error, AheadgradError):
+                raise
+            told = error_of_function(func, args, kwargs, error)
+            if told is error:
+                raise
+            raise told from error
         disguises.note(out, args, self.session.layouts)
         if disguises.worn:
             out = disguises.originals(out)

@@ -3,29 +3,27 @@
 Fake tensors follow references written in Python. Those know sizes and dtypes, but for dimensions of one
 element or none some give other strides than the kernel, and a few fail where the kernel does not, or with
 another type of error. A kernel that runs on a few zeros settles it. It is asked only if that is cheap and
-has no effect of its own: ops of torch's that draw no random numbers, on small tensors.
+has no effect of its own: ops and functions of torch's, on small tensors.
 """
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from typing import Any
 
 import torch
 from torch.utils._mode_utils import no_dispatch
 
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.symbols import size_hint
 
 _MOST_ELEMENTS = 1 << 12  # of all arguments together
-_TAGS = (
-    torch.Tag.data_dependent_output,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.inplace_view,
-    torch.Tag.nondeterministic_seeded,
-)
+_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+_REFERENCES = ("/torch/_decomp/", "/torch/_refs/", "/torch/_prims", "/torch/_meta_registrations")
 _REFUSED = "The kernel is not made for arguments like these."
 
 
@@ -51,40 +49,67 @@ def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotAsked
     if any(tag in func.tags for tag in _TAGS):
         raise NotAsked
+    draws = torch.Tag.nondeterministic_seeded in func.tags
+    with no_dispatch(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        args, kwargs = _zeros((args, kwargs))
+        try:
+            with random.preserved(draws):
+                return func(*args, **kwargs)
+        except NotImplementedError as error:
+            error.add_note(_REFUSED)
+            raise
+
+
+def error_of_function(func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
+    """What eager raises where a reference raised `error`; the same error if eager says nothing else."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not any(part in frame.filename for frame in frames for part in _REFERENCES):
+        return error
+    with functional.outside(), torch.no_grad(), warnings.catch_warnings(), random.preserved():
+        warnings.simplefilter("ignore")
+        try:
+            args, kwargs = _zeros((args, kwargs))
+            func(*args, **kwargs)
+        except NotAsked:
+            return error
+        except Exception as real:
+            return real
+    return error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Has a kernel said that it is not made for such arguments?"""
+    return isinstance(error, NotImplementedError) and _REFUSED in getattr(error, "__notes__", ())
+
+
+def _zeros(values: Any) -> Any:
+    """Arguments with real zeros in place of recorded tensors."""
     total, count = 0, 0
 
     def real(value: Any) -> Any:
         nonlocal total, count
         if isinstance(value, torch.SymInt):
             return hints((value,))[0]
-        if isinstance(value, torch.SymFloat | torch.SymBool):
+        if isinstance(value, torch.SymFloat | torch.SymBool | torch.Generator):
             raise NotAsked
         if not isinstance(value, torch.Tensor):
             return value
-        if not isinstance(value, FakeTensor):
+        fake = isinstance(value, FakeTensor)
+        if not (fake or functional.is_wrapped(value)) or value.layout is not torch.strided:
             raise NotAsked
         size, stride = hints(value.size()), hints(value.stride())
         total, count = total + _length(size, stride), count + 1
-        if total > _MOST_ELEMENTS or value.layout is not torch.strided or value.is_quantized:
+        if total > _MOST_ELEMENTS or value.is_quantized:
             raise NotAsked
-        room = torch.empty_strided(size, stride, dtype=value.dtype, device=value.fake_device).zero_()
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        room = torch.empty_strided(size, stride, dtype=value.dtype, device=device).zero_()
         return room.conj() if value.is_conj() else room
 
-    with no_dispatch(), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        real_args, real_kwargs = pytree.tree_map(real, (args, kwargs))
-        if not count:
-            raise NotAsked
-        try:
-            return func(*real_args, **real_kwargs)
-        except NotImplementedError as error:
-            error.add_note(_REFUSED)
-            raise
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Has a kernel said that it is not made for such arguments?"""
-    return isinstance(error, NotImplementedError) and _REFUSED in getattr(error, "__notes__", ())
+    values = pytree.tree_map(real, values)
+    if not count:
+        raise NotAsked
+    return values
 
 
 def _length(size: tuple[int, ...], stride: tuple[int, ...]) -> int:

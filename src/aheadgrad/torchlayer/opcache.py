@@ -68,9 +68,7 @@ class OpCache:
             raise
         except _MISTAKES as error:
             out = self._by_kernel(func, args, kwargs, error)
-            if is_view_op(func):
-                raise
-            return out
+            return self._without_references(func, args, kwargs) if is_view_op(func) else out
         except RuntimeError as error:
             if not isinstance(error, NotImplementedError):
                 self._by_kernel(func, args, kwargs, error)

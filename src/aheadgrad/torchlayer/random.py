@@ -26,12 +26,15 @@ def noticing_changes() -> Iterator[list[str]]:
 
 
 @contextmanager
-def preserved() -> Iterator[None]:
+def preserved(wanted: bool = True) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
     cpu = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     try:
         yield
     finally:
-        torch.set_rng_state(cpu)
+        torch.default_generator.set_state(cpu)  # nobody is to notice
         if cuda is not None:
             torch.cuda.set_rng_state(cuda)
