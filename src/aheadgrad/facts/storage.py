@@ -181,8 +181,14 @@ def _is_leaf_view(t: Tensor) -> bool:
 
 def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool:
     """Is every element of the others an element of this one?"""
-    if len(roots) == 1 or is_foreign(root):
+    if len(roots) == 1:
         return True
+    if is_foreign(root):  # part by part
+        split = [[parts_of(t) for t in some] for some in ([root], roots, members)]
+        if len({len(parts) for some in split for parts in some}) != 1:
+            return False
+        columns = [[[parts[k] for parts in some] for some in split] for k in range(len(split[0][0]))]
+        return all(_holds_all(one, *others) for (one,), *others in columns)
     first, last = extent(root)
     for t in (*roots, *members):
         (start, end), alike = extent(t), t.dtype == root.dtype and _geometry(t) == _geometry(root)

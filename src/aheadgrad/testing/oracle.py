@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.testing.observe import Inputs, Raised
-from aheadgrad.testing.runs import Around, Record, Scenario, run
+from aheadgrad.testing.runs import Around, Record, Scenario, comparable, run
 from aheadgrad.torchlayer.trees import tree_leaves
 
 __all__ = ["Disagreement", "Inputs", "Tolerance", "assert_same", "compare"]
@@ -65,6 +65,7 @@ DTYPE_TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
     torch.float32: (1e-5, 1e-5),
     torch.complex64: (1e-5, 1e-5),
     torch.float16: (2e-3, 1e-4),
+    torch.complex32: (2e-3, 1e-4),
     torch.bfloat16: (2e-2, 1e-3),
 }
 
@@ -89,12 +90,13 @@ class Tolerance:
     def close(self, left: Tensor, right: Tensor) -> bool:
         if left.dtype != right.dtype or left.shape != right.shape or left.device != right.device:
             return False
+        dtype, left, right = left.dtype, comparable(left), comparable(right)
         if torch.equal(left, right):
             return True
         if not (left.is_floating_point() or left.is_complex()):
             return False
-        wide = self.mixed and left.dtype in (torch.float64, torch.complex128)
-        rtol, atol = DTYPE_TOLERANCE.get(torch.float32 if wide else left.dtype, (0.0, 0.0))
+        wide = self.mixed and dtype in (torch.float64, torch.complex128)
+        rtol, atol = DTYPE_TOLERANCE.get(torch.float32 if wide else dtype, (0.0, 0.0))
         rtol = rtol if self.rtol is None else self.rtol
         atol = atol if self.atol is None else self.atol
         return torch.allclose(left, right, rtol=rtol, atol=atol, equal_nan=True)

@@ -270,7 +270,13 @@ def changed(before: tuple[Any, Any, Any], after: tuple[Any, Any, Any]) -> bool:
     return before[:2] != after[:2] or before[2] is not after[2]
 
 
+def comparable(t: Tensor) -> Tensor:
+    """In a dtype that can be compared."""
+    return t.to(torch.complex64) if t.dtype is torch.complex32 else t
+
+
 def same_values(left: Tensor, right: Tensor) -> bool:
+    left, right = comparable(left), comparable(right)
     return bool(torch.equal(left.nan_to_num(), right.nan_to_num())) if left.numel() else True
 
 
