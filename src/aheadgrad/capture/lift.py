@@ -119,6 +119,8 @@ class Lift(TorchFunctionMode):
         given: Any = args[0] if args else None
         if func in _ADDRESSES and isinstance(given, Tensor):
             check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
+        if self.session.reshapes and torch.is_grad_enabled():
+            self._note_doubts((*args, *kwargs.values()))
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(self.session, given)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
@@ -155,6 +157,10 @@ class Lift(TorchFunctionMode):
         if disguises.worn:
             out = disguises.originals(out)
         return given if given is not None and out is args[0] else out
+
+    def _note_doubts(self, values: tuple[Any, ...]) -> None:
+        if any(map(self.session.in_doubt, tensors_among(values))):
+            self.session.doubted = True
 
     def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Is a tensor cut off from its history, although what was done with it before still counts?"""

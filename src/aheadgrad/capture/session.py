@@ -72,6 +72,7 @@ class Session:
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
+        self.doubted = False  # was one of them used when its history was in doubt?
         self.lifting = Lift(self)
         self.ambient = Ambient()
 
@@ -250,6 +251,17 @@ class Session:
         base = base_of(written) if is_view(written) and written.requires_grad else None
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
+
+    def in_doubt(self, t: Tensor) -> bool:
+        """Is this a subclass that changed its shape, or a view of one, whose history eager makes anew?"""
+        views = self.recorder.views if self.veiled else {}  # type: ignore[attr-defined]
+        while True:
+            calls, made = self.reshapes.get(id(t)), views.get(id(t))
+            if calls and calls[-1].in_doubt:
+                return True
+            if made is None:
+                return False
+            t = made.source
 
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""

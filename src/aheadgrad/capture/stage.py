@@ -249,14 +249,14 @@ def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
         if merged is None:
             raise
     else:
-        check_reshapes(forward.session)
+        check_reshapes(forward)
         merged = merge_shared(forward, call)
     if merged is None:
         return forward
     _fix_sizes(merged)
     forward = run(_open(merged, options, veiled), merged)
     check_bases(forward.session)
-    check_reshapes(forward.session)
+    check_reshapes(forward)
     return forward
 
 

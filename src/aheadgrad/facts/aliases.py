@@ -130,9 +130,6 @@ class _Group:
         owner = self._owner()
         for j, t in zip(self.members, self.tensors, strict=True):
             facts[j] = self._member(j, t, owner)
-        made = [f.recipe for j in self.members if isinstance(f := facts[j], ViewOf)]
-        if len(self.members) > 1 and any(step.in_place for r in made for step in r.steps):
-            raise FallbackError("several outputs share memory with a subclass that changed its shape inside")
 
     def _alone(self, t: Tensor) -> OutputFacts | None:
         """The only output in its storage: a plain output, unless eager would treat it as a view."""
