@@ -153,6 +153,8 @@ class Lift(TorchFunctionMode):
             if told is error:
                 raise
             raise told from error
+        if self.session.reshapes and torch.is_grad_enabled():
+            self._note_doubts((*args, *kwargs.values()))  # those that it wrote to
         disguises.note(out, args, self.session.layouts)
         if disguises.worn:
             out = disguises.originals(out)

@@ -217,6 +217,7 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
     ambient = autocast_state()
     with journal.stage("forward"):
         forward = _run_forward(call, options, veiled)
+        forward.session.recorder.ops.exact = False  # strides of gradients are nobody's promise
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
         kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)

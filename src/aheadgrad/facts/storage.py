@@ -156,8 +156,7 @@ def _remembers_version(t: Tensor) -> bool:
 def check_reshapes(forward: Forward) -> None:
     """A view that changed its shape must not be used after its memory has changed, nor leave so."""
     session = forward.session
-    seen = [*(e.seen for e in session.entrances), *(m.seen for m in session.members)]
-    leaving = [*(v for v in forward.outputs if isinstance(v, Tensor)), *seen]
+    leaving = [v for v in forward.outputs if isinstance(v, Tensor)]
     if session.reshapes and (session.doubted or any(map(session.in_doubt, leaving))):
         raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
 
