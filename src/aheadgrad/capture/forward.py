@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.origins import origin_of_error, raised_by_torch
-from aheadgrad.capture.refusals import refused_before
+from aheadgrad.capture.refusals import raised_before
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.shared import enter_shared
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
@@ -103,7 +103,7 @@ def run(session: Session, call: Call) -> Forward:
         except Exception as error:
             told = explained(error)
             if told is error:
-                told = refused_before(session) or error
+                told = raised_before(session) or error
             if told is error:
                 raise
             raise told from error

@@ -4,8 +4,8 @@
   the real one is asked.
 - A view of a leaf that requires grad must not be changed in place. An input that is such a view enters
   with a history but without its base.
-- Kernels are not made for every dtype. Fake tensors let such ops through, and a later line may then raise
-  before the program has run: eager would not have come so far.
+- Kernels refuse dtypes and indices that fake tensors let through. A later line may then fail to be
+  recorded: eager would not have come so far.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.kernels import ask_kernel, is_refusal
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
+from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.kernels import NotAsked, hints, quiet
 
 _MOST_ADDRESSES = 1 << 16
 
@@ -96,14 +99,33 @@ def _entrance_in(session: Session, t: Tensor) -> Entrance | None:
     return next((e for e in session.entrances if e.storage == key), None)
 
 
-def refused_before(session: Session) -> NotImplementedError | None:
-    """What the first recorded op raises that its kernel refuses."""
-    with functional.outside():
+def raised_before(session: Session) -> Exception | None:
+    """What eager would have raised before it came to the line that failed to be recorded.
+
+    Kernels refuse dtypes and indices that fake tensors let through. So the ops recorded until then are
+    run on the real inputs, up to the first that raises.
+    """
+    known: dict[int, Any] = {id(e.value): e.real for e in session.entrances if e.form is None}
+
+    def real(value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            return known[id(value)]
+        return hints((value,))[0] if isinstance(value, torch.SymInt) else value
+
+    with functional.outside(), torch.no_grad(), random.preserved(), quiet():
         for record in session.trace.records:
+            target = record.target
+            if not isinstance(target, OpOverload) or target.namespace != "aten" or is_mutable(target):
+                return None
             try:
-                ask_kernel(record.target, record.args, record.kwargs)
+                args, kwargs = pytree.tree_map(real, (record.args, record.kwargs))
+            except (KeyError, NotAsked):
+                return None
+            try:
+                out = target(*args, **kwargs)
             except Exception as error:
-                if is_refusal(error):
-                    assert isinstance(error, NotImplementedError)
-                    return error
+                return error
+            several = isinstance(out, list | tuple)
+            pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
+            known.update({id(fake): now for fake, now in pairs})
     return None

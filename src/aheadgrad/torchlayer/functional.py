@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 
 from aheadgrad.torchlayer.subclasses import Bundle, Veil, form_of, is_foreign, parts_of
@@ -125,6 +126,7 @@ def outside() -> Iterator[None]:
     with (
         torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE),
         _disable_current_modes(),
+        no_python_dispatcher(),
         torch._C.DisableTorchFunction(),
     ):
         yield

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import functional, random
@@ -36,6 +39,14 @@ def is_open_question(t: torch.Tensor) -> bool:
     return any(type(n) is int and n < 2 for n in t.size())
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings: they are for those who run the op for its result."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def hints(numbers: Any) -> tuple[int, ...]:
     """Sizes or strides as plain numbers: symbolic ones as they are in this call."""
     if any(isinstance(n, torch.SymInt) and n.node.hint is None for n in numbers):
@@ -50,8 +61,7 @@ def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(tag in func.tags for tag in _TAGS):
         raise NotAsked
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    with no_dispatch(), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with no_dispatch(), no_python_dispatcher(), torch.no_grad(), quiet():
         args, kwargs = _zeros((args, kwargs))
         try:
             with random.preserved(draws):
@@ -66,8 +76,7 @@ def error_of_function(func: Any, args: Any, kwargs: Any, error: Exception) -> Ex
     frames = traceback.extract_tb(error.__traceback__)
     if not any(part in frame.filename for frame in frames for part in _REFERENCES):
         return error
-    with functional.outside(), torch.no_grad(), warnings.catch_warnings(), random.preserved():
-        warnings.simplefilter("ignore")
+    with functional.outside(), torch.no_grad(), random.preserved(), quiet():
         try:
             args, kwargs = _zeros((args, kwargs))
             func(*args, **kwargs)

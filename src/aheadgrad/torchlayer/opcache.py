@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import no_python_dispatcher
 
 from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
@@ -32,7 +33,12 @@ _SELECT = torch.ops.aten.select.int
 
 def _check_view(t: FakeTensor, size: Any) -> None:
     """Fake tensors allow a few views that kernels refuse; a tensor without data refuses them too."""
-    torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=_META).view(size)
+    try:
+        now = hints(t.size()), hints(t.stride()), hints(size)
+    except NotAsked:
+        return
+    with no_python_dispatcher():
+        torch.empty_strided(*now[:2], dtype=t.dtype, device=_META).view(now[2])
 
 
 def _check_index(t: FakeTensor, dim: int, index: Any) -> None:
@@ -99,6 +105,8 @@ class OpCache:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
             spec = self.specs.get(key, _MISSING)
         except (_Uncacheable, TypeError):
+            if func is _VIEW:
+                _check_view(*args)
             out = self.mode.dispatch(func, types, args, kwargs)
             if self.exact:
                 self._check_strides(func, args, kwargs, out)
