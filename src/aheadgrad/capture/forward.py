@@ -152,6 +152,8 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
     for entrance in session.entrances:
         functional.sync(entrance.seen)
         functional.sync(session.disguises.current(entrance.seen))
+    if session.members:  # they address the owner's memory, so it has to look as it does in eager
+        session.layouts.settle([entrance.seen for entrance in session.entrances])
     for member in session.members:
         functional.sync(session.disguises.current(member.seen))
     for _, shadow in session.shadows:

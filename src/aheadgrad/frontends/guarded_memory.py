@@ -113,7 +113,8 @@ def depends_on_offsets(captured: Captured) -> bool:
         return True
     if any(f.geometry for f in captured.facts.inputs) or captured.session.members:
         return True
-    if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in captured.facts.outputs):
+    made = (*captured.facts.outputs, *captured.facts.roots)
+    if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in made):
         return True
     restride = torch.ops.aten.as_strided.default
     return any(r.target is restride for r in captured.session.trace.records)
