@@ -572,3 +572,41 @@ def test_two_threads_at_once() -> None:
     for t in threads:
         t.join()
     assert errors == []
+
+
+def test_another_offset_behind_an_alias() -> None:
+    """The alias is made again by sizes and strides, so the place in memory counts."""
+
+    def f(a: Tensor) -> Tensor:
+        alias = a.detach()
+        a.squeeze_()
+        return alias
+
+    again(f, *((torch.arange(12.0).view(4, 3)[k],) for k in (1, 3, 0)))
+
+
+def test_a_view_that_only_some_sizes_allow() -> None:
+    def f(a: Tensor) -> Tensor:
+        return a.view(-1)
+
+    for dynamic in (None, True):
+        compiled = strict(f, dynamic=dynamic)
+        for n in (1, 2, 3, 1):
+            x = torch.ones(n, 1, 4).transpose(0, -1)
+            if n == 1:
+                assert torch.equal(compiled(x), f(x))
+                continue
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                f(x)
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                compiled(x)
+
+
+def test_sizes_for_which_a_condition_makes_no_sense() -> None:
+    def f(b: Tensor) -> Any:
+        return b[1:].chunk(3)
+
+    for dynamic in (None, True):
+        compiled = strict(f, dynamic=dynamic)
+        for n in (4, 1, 5, 7, 1):
+            assert_equal(f(torch.ones(n)), compiled(torch.ones(n)))

@@ -145,3 +145,63 @@ def test_left_to_eager(case: str) -> None:
     with pytest.warns(aheadgrad.errors.FallbackWarning):
         fast(*make().args)
     assert_same(f, fast, make)
+
+
+def test_a_sibling_elsewhere_shares_the_version_counter() -> None:
+    """The two do not touch, but eager refuses what it saved before the counter moved on."""
+
+    def f(a: Tensor, c: Tensor) -> Tensor:
+        out = torch.nn.functional.silu(c)
+        a.mul_(0.5)
+        return out
+
+    def make() -> Inputs:
+        x = numbers(3, 3)
+        c = x[:2].detach().requires_grad_()
+        return Inputs((x[2], c), {}, leaves=[c])
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        f(*make().args).sum().backward()
+    same(f, make)
+
+
+def test_an_input_changed_through_a_view_and_saved_inside() -> None:
+    """What `exp_` keeps is the input's memory, hidden in the history of a write to a view."""
+
+    def f(a: Tensor) -> Tensor:
+        a.unsqueeze(0).exp_()
+        parts = a.square().chunk(2)
+        with torch.no_grad():
+            parts[1].fill_(2.0)
+        return parts[0]
+
+    def make() -> Inputs:
+        x = numbers(3).requires_grad_()
+        return Inputs((x * 1,), {}, leaves=[x])
+
+    same(f, make)
+
+
+def test_a_member_is_read_where_the_owner_has_gaps() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        b.swapaxes_(0, -1)
+        a.masked_fill_(a > 0, 2.0)
+        return b
+
+    def make() -> Inputs:
+        x = numbers(2, 1, 4)[..., 1:]
+        return Inputs((x, x.view_as(x)), {}, leaves=[])
+
+    same(f, make)
+
+
+def test_a_function_returns_an_argument_that_changed_its_shape() -> None:
+    def f(a: Tensor, b: Tensor) -> Any:
+        a.transpose_(0, 1)
+        return torch.broadcast_tensors(a, a)
+
+    def make() -> Inputs:
+        x = numbers(2, 2)
+        return Inputs((x, x.view_as(x)), {}, leaves=[])
+
+    same(f, make)

@@ -745,3 +745,40 @@ def test_through_torch_compile() -> None:
     assert torch.equal(out.b, expected.b)
     grads = [torch.autograd.grad(o.sum(), [x, y]) for o in (out, expected)]
     assert all(torch.equal(a.b, b.b) for a, b in zip(*grads, strict=True))
+
+
+def test_a_detached_part_of_another_input_does_not_own_its_memory() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        b.transpose(0, -1).mul_(1.5)
+        return b
+
+    def make() -> Inputs:
+        x = pair(2, 2, 3, grad=False)
+        return Inputs((x[:-1].detach(), x), leaves=[])
+
+    same(f, make)
+
+
+def test_several_outputs_of_a_subclass_that_changed_its_shape() -> None:
+    def f(x: Tensor) -> Any:
+        whole = x.clone()
+        view = whole.view(3, 1, 2)
+        view.unsqueeze_(0)
+        return view, whole
+
+    same(f, lambda: inputs(pair(3, 2)))
+
+
+def test_a_view_that_changed_its_shape_and_is_not_used_again() -> None:
+    def f(x: Tensor) -> Tensor:
+        part = x[:, 1:]
+        part.t_()
+        out = part * 2
+        x[0] = 3.0
+        return out
+
+    def make() -> Inputs:
+        x = pair(2, 3)
+        return Inputs((x * 1,), leaves=[x])
+
+    same(f, make)
