@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 import aheadgrad
 from aheadgrad.errors import FallbackError
 
-from .common import strict
+from .common import one, same, strict
 from .plays import Packs, agree, assert_alike, double
 
 pytestmark = [
@@ -371,3 +371,16 @@ def test_gradients_go_into_what_is_there() -> None:
         return x.grad is held, held, w.grad
 
     agree(layer, play)
+
+
+@pytest.mark.parametrize("used_first", [True, False])
+def test_a_leaf_that_changes_its_shape_out_of_sight(used_first: bool) -> None:
+    """Its gradient has the size of its first use."""
+
+    def f(x: Tensor) -> Tensor:
+        out = x * 2 if used_first else None
+        with torch.no_grad():
+            x.unsqueeze_(1)
+        return x * 3 if out is None else out
+
+    same(f, one(3))

@@ -27,7 +27,7 @@ from aheadgrad.conventions import ambient, outputs, updates
 from aheadgrad.facts.facts import Facts
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.torchlayer.autocast import AutocastState
-from aheadgrad.torchlayer.autograd import set_grad_enabled
+from aheadgrad.torchlayer.autograd import history_now, set_grad_enabled
 
 _PARAMETER = re.compile(r"\b[pm]\d")
 
@@ -65,6 +65,7 @@ class Assembly:
     passages: list[Exit] = field(default_factory=list)
     held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
     returns: Callable[[list[str]], str] | None = None
+    used_before: tuple[str, ...] = ()  # leaves that are used before they change their shape out of sight
     names: Namespace = field(default_factory=Namespace)
     early: set[int] = field(default_factory=set)  # views that are made before the nodes that take them
 
@@ -101,6 +102,8 @@ class Assembled:
 def assemble(a: Assembly) -> Assembled:
     script = Script("entry", a.names)
     params = [f"p{i}" for i in range(a.inputs)]
+    for name in a.used_before:
+        script.line(f"used_{name} = {script.names.name(history_now, 'history_now')}({name})")
     if any(node.direct for node in a.nodes):
         _direct_section(script, a, params)
     else:

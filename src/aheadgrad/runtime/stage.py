@@ -75,6 +75,7 @@ def make_entry(
         in_graph_updates=captured.in_graph_updates,
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
         held_as_they_are=unchanged_wholes(captured),
+        used_before=_used_before(captured),
         names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
     )
     returns = captured.call.returns
@@ -84,6 +85,19 @@ def make_entry(
     assembled = assemble(assembly)
     source = "\n\n".join([assembled.source, *node_sources])
     return Entry(assembled, source, captured, split, compiled, journal)
+
+
+def _used_before(captured: Captured) -> tuple[str, ...]:
+    """Leaves whose gradients have the size that they enter with, though they leave with another."""
+    found, offset = [], len(captured.forward.number_slots)
+    for g in captured.gradients:
+        for target, grad in zip(g.component.targets, g.grads, strict=False) if g is not None else ():
+            fact = captured.facts.input(target.index) if target.kind == "input" else None
+            if fact is None or fact.geometry is None or fact.history_changed or grad is None:
+                continue
+            if tuple(grad.size()) != tuple(fact.geometry.size) and target.leaf.is_leaf:
+                found.append(f"p{target.index + offset}")
+    return tuple(found)
 
 
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:

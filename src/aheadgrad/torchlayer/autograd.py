@@ -80,6 +80,12 @@ def size_in_history(t: Tensor) -> Any:
     return t.grad_fn._input_metadata[t.output_nr].shape  # type: ignore[union-attr]
 
 
+def history_now(t: Tensor) -> Any:
+    """A node that leads to a tensor as it is now: a leaf's gradients have the size of its first use."""
+    with torch.enable_grad():
+        return t.view_as(t).grad_fn
+
+
 def clear_saved(node: Any) -> None:
     """Frees what a Python node saved, if autograd still knows the node."""
     try:
