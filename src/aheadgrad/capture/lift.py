@@ -23,7 +23,7 @@ from aheadgrad.capture.refusals import check_bounds, check_leaf_view, check_reac
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import version
+from aheadgrad.torchlayer.autograd import base_of, is_view, version
 from aheadgrad.torchlayer.dispatch import (
     OpOverload,
     OpOverloadPacket,
@@ -154,7 +154,7 @@ class Lift(TorchFunctionMode):
                 raise
             raise told from error
         if self.session.reshapes and torch.is_grad_enabled():
-            self._note_doubts((*args, *kwargs.values()))  # those that it wrote to
+            self._note_writes((*args, *kwargs.values()))
         disguises.note(out, args, self.session.layouts)
         if disguises.worn:
             out = disguises.originals(out)
@@ -163,6 +163,15 @@ class Lift(TorchFunctionMode):
     def _note_doubts(self, values: tuple[Any, ...]) -> None:
         if any(map(self.session.in_doubt, tensors_among(values))):
             self.session.doubted = True
+
+    def _note_writes(self, values: tuple[Any, ...]) -> None:
+        """A write just now put some in doubt: whoever shares their history is so from now on."""
+        for t in filter(self.session.in_doubt, tensors_among(values)):
+            base = base_of(t) if is_view(t) else None
+            if base is None or self.session.is_input(t) or self.session.is_input(base):
+                self.session.doubted = True
+            else:
+                self.session.tainted[id(base)] = base
 
     def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Is a tensor cut off from its history, although what was done with it before still counts?"""

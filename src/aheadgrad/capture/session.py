@@ -73,6 +73,7 @@ class Session:
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.doubted = False  # was one of them used when its history was in doubt?
+        self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.lifting = Lift(self)
         self.ambient = Ambient()
 
@@ -252,9 +253,14 @@ class Session:
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
 
+    def is_input(self, t: Tensor) -> bool:
+        return self.entrance_of(t) is not None or any(m.seen is t for m in self.members)
+
     def in_doubt(self, t: Tensor) -> bool:
         """Is this a subclass that changed its shape, or a view of one, whose history eager makes anew?"""
         views = self.recorder.views if self.veiled else {}  # type: ignore[attr-defined]
+        if self.tainted and id(base_of(t) if is_view(t) else t) in self.tainted:
+            return True
         while True:
             calls, made = self.reshapes.get(id(t)), views.get(id(t))
             if calls and calls[-1].in_doubt:
