@@ -102,8 +102,8 @@ def run(session: Session, call: Call) -> Forward:
                 result = call.invoke(see)
         except Exception as error:
             told = explained(error)
-            if told is error:
-                told = raised_before(session) or error
+            if not isinstance(told, AheadgradError):
+                told = raised_before(session) or told
             if told is error:
                 raise
             raise told from error

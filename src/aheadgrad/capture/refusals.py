@@ -23,7 +23,7 @@ from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
-from aheadgrad.torchlayer.kernels import NotAsked, hints, quiet
+from aheadgrad.torchlayer.kernels import NotAsked, for_real, hints
 
 _MOST_ADDRESSES = 1 << 16
 
@@ -110,9 +110,11 @@ def raised_before(session: Session) -> Exception | None:
     def real(value: Any) -> Any:
         if isinstance(value, FakeTensor):
             return known[id(value)]
+        if isinstance(value, Tensor) and (functional.is_wrapped(value) or type(value) is not Tensor):
+            raise NotAsked
         return hints((value,))[0] if isinstance(value, torch.SymInt) else value
 
-    with functional.outside(), torch.no_grad(), random.preserved(), quiet():
+    with for_real(), random.preserved():
         for record in session.trace.records:
             target = record.target
             if not isinstance(target, OpOverload) or target.namespace != "aten" or is_mutable(target):

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dispatch.python import no_python_dispatcher
 from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import functional, random
@@ -40,9 +39,9 @@ def is_open_question(t: torch.Tensor) -> bool:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without warnings: they are for those who run the op for its result."""
-    with warnings.catch_warnings():
+def for_real() -> Iterator[None]:
+    """For ops on real tensors in the midst of a recording: without modes, history or warnings."""
+    with functional.outside(), no_dispatch(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
@@ -61,7 +60,7 @@ def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(tag in func.tags for tag in _TAGS):
         raise NotAsked
     draws = torch.Tag.nondeterministic_seeded in func.tags
-    with no_dispatch(), no_python_dispatcher(), torch.no_grad(), quiet():
+    with for_real():
         args, kwargs = _zeros((args, kwargs))
         try:
             with random.preserved(draws):
@@ -76,7 +75,7 @@ def error_of_function(func: Any, args: Any, kwargs: Any, error: Exception) -> Ex
     frames = traceback.extract_tb(error.__traceback__)
     if not any(part in frame.filename for frame in frames for part in _REFERENCES):
         return error
-    with functional.outside(), torch.no_grad(), random.preserved(), quiet():
+    with for_real(), random.preserved():
         try:
             args, kwargs = _zeros((args, kwargs))
             func(*args, **kwargs)
