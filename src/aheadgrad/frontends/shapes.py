@@ -15,6 +15,7 @@ from torch import Tensor
 from aheadgrad.frontends.function import Flat
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import marked_sizes, new_mode, symbolic_like
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 
 class Shapes:
@@ -28,7 +29,7 @@ class Shapes:
         """Symbolic stand-ins for the arguments that need some; None when no argument does."""
         chosen = {}
         for leaf, path in zip(flat.leaves, flat.paths, strict=True):
-            if isinstance(leaf, Tensor) and id(leaf) not in chosen:
+            if isinstance(leaf, Tensor) and id(leaf) not in chosen and _has_plain_sizes(leaf):
                 free = self._free(leaf, path)
                 if free:
                     chosen[id(leaf)] = leaf, path, free
@@ -41,7 +42,7 @@ class Shapes:
     def note(self, flat: Flat) -> None:
         """Remembers the sizes of a call that was compiled for."""
         for leaf, path in zip(flat.leaves, flat.paths, strict=True):
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and _has_plain_sizes(leaf):
                 self._seen.setdefault(path, set()).add(tuple(leaf.shape))
 
     def _free(self, t: Tensor, path: str) -> frozenset[int]:
@@ -55,3 +56,8 @@ class Shapes:
                 if len(known) == len(sizes):
                     free |= {d for d, n in enumerate(known) if n != sizes[d]}
         return frozenset(d for d in free - static if d < len(sizes) and sizes[d] > 1)
+
+
+def _has_plain_sizes(t: Tensor) -> bool:
+    """Ragged sizes stand for tensors of offsets; there is nothing to put a symbol for."""
+    return not any(map(is_symbolic, t.shape))
