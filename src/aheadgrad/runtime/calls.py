@@ -1,6 +1,7 @@
 """How generated code calls an op: torch's own function where one means exactly the same.
 
-`torch.mul(x, y)` takes two thirds of the time of `torch.ops.aten.mul.Tensor(x, y)`.
+`torch.mul(x, y)` takes two thirds of the time of `torch.ops.aten.mul.Tensor(x, y)`. Of other ops the part in
+C++ is called, without the Python around it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from aheadgrad.torchlayer.dispatch import without_frame
 
 _T = torch.Tensor
 aten = torch.ops.aten
@@ -59,4 +62,4 @@ def callee(target: Any) -> tuple[Callable[..., Any], str]:
     name = str(target).replace(".", "_").replace("<", "").replace(">", "")
     if hasattr(target, "overloadpacket"):
         name = str(target).removesuffix(".default").replace(".", "_")
-    return target, name if name.isidentifier() else "op"
+    return without_frame(target), name if name.isidentifier() else "op"

@@ -101,6 +101,11 @@ def is_view_op(op: object) -> bool:
     return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)
 
 
+def without_frame(op: Any) -> Any:
+    """The function in C++ that an op calls, and that can be called just as well."""
+    return op._op if type(op) is OpOverload else op
+
+
 def is_composite(op: OpOverload) -> bool:
     """Is the op made of other ops, above autograd?"""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))
