@@ -349,7 +349,9 @@ class GuardWriter:
                 self.call.only_fast("return None")
         if others and mine:
             given = "".join(f"id({text}), " for text, _ in others)
-            with self.call.fast.block(f"if not ids.isdisjoint(({given})):"):
+            test = f"not ids.isdisjoint(({given}))" if len(others) > _FEW else ""
+            test = test or " or ".join(f"id({text}) in ids" for text, _ in others)
+            with self.call.fast.block(f"if {test}:"):
                 self.call.only_fast("return None")
         looks = tuple(look_of(path, r, symbolic.get(id(r))) for path, r in zip(paths, reals, strict=True))
         compare = f"{self.names.name(compare_looks, 'compare_looks')}(note, {self.names.name(looks, 'looks')}"
