@@ -166,3 +166,24 @@ def test_what_cannot_be_recorded_runs_uncompiled(fn: Callable[..., Any], size: t
         warnings.simplefilter("error")
         compiled(torch.ones(size))  # told once
     assert list(compiled.fallbacks.values()) == [2]
+
+
+def test_a_stale_view_is_written_to_uncompiled() -> None:
+    """Eager records the write with the base's new shape, whatever the view knows."""
+
+    def f(a: Tensor) -> Tensor:
+        base = a.cos()
+        view = base.permute((0, 1))
+        with torch.no_grad():
+            base.t_()
+        part = view[:, ::2]
+        part += part
+        return base
+
+    x = torch.randn(3, 3, requires_grad=True)
+    with pytest.warns(aheadgrad.errors.FallbackWarning, match="changes its shape under no_grad"):
+        out = aheadgrad.compile(f)(x)
+    weights = torch.randn(3, 3)
+    (found,) = torch.autograd.grad((out * weights).sum(), x)
+    (expected,) = torch.autograd.grad((f(x) * weights).sum(), x)
+    assert torch.equal(found, expected)

@@ -78,6 +78,7 @@ class Disguises:
         self.worn: dict[int, Disguise] = {}
         self.viewed: set[int] = set()
         self.parents: dict[int, Parent] = {}
+        self.stale: dict[int, Tensor] = {}  # views of a base that changed its shape under no_grad
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -131,6 +132,8 @@ class Disguises:
         """Handles a change of shape in place if it needs this; False when the op itself will do."""
         t = self.current(original)
         view = is_view(t)
+        if not view and t.requires_grad and not torch.is_grad_enabled():
+            self.stale.update((id(p.view), p.view) for p in self.parents.values() if base_of(p.view) is t)
         if not view and id(t) not in self.viewed and t is original:
             return False
         special = view and creation_meta(t) != CreationMeta.DEFAULT
@@ -155,6 +158,19 @@ class Disguises:
         self.worn[id(original)] = Disguise(original, new, tracked or (before is not None and before.tracked))
         self.viewed.add(id(base_of(new)))
         return True
+
+    def check_write(self, t: Tensor) -> None:
+        """Eager records a write to a stale view with the base's new shape; the trace has the old one."""
+        while self.stale and t.requires_grad and torch.is_grad_enabled():
+            if id(t) in self.stale:
+                raise FallbackError(
+                    "a tensor with a history changes its shape under no_grad, and a view from before that is "
+                    "written to"
+                )
+            parent = self.parents.get(id(t))
+            if parent is None:
+                return
+            t = parent.source
 
     def detach(self, original: Tensor) -> None:
         """The tensor without its history; gradients still reach it from what was done before."""

@@ -215,6 +215,7 @@ class Lift(TorchFunctionMode):
             name = _check_item(*args)
         for t, *_ in written:
             check_leaf_view(self.session, t)
+            self.session.disguises.check_write(t)
         if func is not torch.Tensor.__setitem__:
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)
