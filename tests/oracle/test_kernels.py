@@ -148,6 +148,8 @@ def test_large_tensors_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked.pop().shape == (1, 4)
     strict(lambda x: x * 2)(torch.ones(1, kernels._MOST_ELEMENTS + 1))
     assert asked == [None]
+    strict(lambda x: x.repeat(1, kernels._LARGEST_RESULT))(torch.ones(1, 4))
+    assert asked == [None]
 
 
 def test_filled_with_a_number_of_its_own() -> None:

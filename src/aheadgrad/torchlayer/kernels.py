@@ -8,7 +8,9 @@ has no effect of its own: ops and functions of torch's, on small tensors.
 
 from __future__ import annotations
 
+import math
 import traceback
+import types
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +21,12 @@ from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.symbols import size_hint
 
 _MOST_ELEMENTS = 1 << 12  # of all arguments together
+_LARGEST_RESULT = 1 << 16
 _TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _REFERENCES = ("/torch/_decomp/", "/torch/_refs/", "/torch/_prims", "/torch/_meta_registrations")
 _REFUSED = "The kernel is not made for arguments like these."
@@ -34,8 +37,10 @@ class NotAsked(Exception):
 
 
 def is_open_question(t: torch.Tensor) -> bool:
-    """Has the tensor a dimension whose stride makes no difference to where its elements are?"""
-    return any(type(n) is int and n < 2 for n in t.size())
+    """Has the tensor a dimension whose stride makes no difference to where its elements are, and is small?"""
+    if not any(type(n) is int and n < 2 for n in t.size()):
+        return False
+    return math.prod(hints(t.size())) <= _LARGEST_RESULT
 
 
 @contextmanager
@@ -51,6 +56,13 @@ def hints(numbers: Any) -> tuple[int, ...]:
     if any(isinstance(n, torch.SymInt) and n.node.hint is None for n in numbers):
         raise NotAsked
     return tuple(map(size_hint, numbers))
+
+
+def _is_torchs(func: Any) -> bool:
+    """A function of torch's own that runs no code of the user's."""
+    if isinstance(func, HigherOrderOperator | types.MethodType):  # the latter: `apply` of a custom function
+        return False
+    return str(getattr(func, "__module__", None) or "torch").startswith("torch")
 
 
 def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -73,7 +85,7 @@ def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def error_of_function(func: Any, args: Any, kwargs: Any, error: Exception) -> Exception:
     """What eager raises where a reference raised `error`; the same error if eager says nothing else."""
     frames = traceback.extract_tb(error.__traceback__)
-    if not any(part in frame.filename for frame in frames for part in _REFERENCES):
+    if not _is_torchs(func) or not any(p in frame.filename for frame in frames for p in _REFERENCES):
         return error
     with for_real(), random.preserved():
         try:
@@ -100,6 +112,8 @@ def _zeros(values: Any) -> Any:
         if isinstance(value, torch.SymInt):
             return hints((value,))[0]
         if isinstance(value, torch.SymFloat | torch.SymBool | torch.Generator):
+            raise NotAsked
+        if isinstance(value, types.FunctionType):
             raise NotAsked
         if not isinstance(value, torch.Tensor):
             return value
