@@ -22,17 +22,17 @@ class CompiledModule(nn.Module):
                 own[name] = value
         own["_original"] = original
         own["_compiled"] = compiled
-        own["_calls"] = compiled.calls
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._compiled(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for call in self.__dict__["_calls"]:  # as `Compiled.__call__`, without the way there
+        compiled = self.__dict__["_compiled"]
+        for call in compiled.calls:  # as `Compiled.__call__`, without the way there
             out = call(args, kwargs)
             if out is not MISS:
                 return out
-        return self.__dict__["_compiled"].miss(args, kwargs)
+        return compiled.miss(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
         original = copy.deepcopy(self.__dict__["_original"], memo)
