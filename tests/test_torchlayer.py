@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from aheadgrad.torchlayer import autocast, autograd, dispatch, functional, guards, random
 from aheadgrad.torchlayer.fake import FakeTensor, fake_like, mode_of, new_mode
@@ -184,38 +186,74 @@ class OwnDict(dict[str, int]):
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_changed_dictionary_is_noticed(kind: Any, contents: dict[str, int], place: int) -> None:
     tables = ({"k": 1}, kind(contents), dict[str, int]())
-    check, things = guards.unchanged_check(tables, ())
+    check, things = guards.unchanged_check(tables)
     assert all(check(things) for _ in range(4))
     tables[place]["a"] = 2
     assert not check(things)
-    again, others = guards.unchanged_check(tables, ())
+    again, others = guards.unchanged_check(tables)
     assert again(others) and again(others)
     del tables[place]["a"]
     assert not again(others)
     assert not check(things)
 
 
-def test_a_changed_tensor_is_noticed_along_with_dictionaries() -> None:
-    tensors = (torch.ones(2, 3), torch.ones(4, requires_grad=True))
-    check, things = guards.unchanged_check(({"k": 1},), tensors)
-    assert check(things) and check(things)
+def test_a_changed_tensor_is_noticed() -> None:
+    tensors = [torch.ones(2, 3), torch.ones(4, requires_grad=True)]
+    check = guards.tensor_check(tensors)
+    assert check(*tensors)
     tensors[1].requires_grad_(False)
-    assert not check(things)
+    assert not check(*tensors)
     tensors[1].requires_grad_(True)
-    assert check(things)
+    assert check(*tensors)
     tensors[0].t_()
-    assert not check(things)
+    assert not check(*tensors)
     tensors[0].t_()
     tensors[0].data = torch.ones(2, 3, dtype=torch.float64)
-    assert not check(things)
+    assert not check(*tensors)
     tensors[0].data = torch.ones(3, 2).t()
-    assert not check(things)
+    assert not check(*tensors)
+
+
+def around_the_call() -> dict[str, AbstractContextManager[Any]]:
+    return {
+        "inference mode": torch.inference_mode(),
+        "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+    }
+
+
+@pytest.mark.parametrize("what", around_the_call())
+def test_the_check_of_a_tensor_sees_what_is_active(what: str) -> None:
+    """Guards rely on it: they do not ask for these again."""
+    t = torch.ones(3)
+    check = guards.tensor_check([t])
+    with around_the_call()[what]:
+        assert not check(t)
+        inside = guards.tensor_check([t])
+        assert inside(t)
+    assert check(t) and not inside(t)
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.vmap, torch.func.grad, torch.func.functionalize, torch.func.jacfwd]
+)
+def test_the_check_of_a_tensor_sees_transforms(transform: Any) -> None:
+    t = torch.ones(3)
+    check = guards.tensor_check([t])
+    seen: list[bool] = []
+
+    def inside(x: Tensor) -> Tensor:
+        seen.append(check(t))
+        return x.sum()
+
+    transform(inside)(torch.ones(3))
+    assert seen == [False]
+    assert check(t)
 
 
 @pytest.mark.parametrize("check_first", [True, False])
 def test_a_check_of_dictionaries_and_what_it_holds_end_in_any_order(check_first: bool) -> None:
     tables = tuple({"k": i} for i in range(3))
-    check, things = guards.unchanged_check(tables, ())
+    check, things = guards.unchanged_check(tables)
     assert check(things) and check(things)
     left = [things, check] if check_first else [check, things]
     del check, things

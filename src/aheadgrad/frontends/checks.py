@@ -30,10 +30,24 @@ class Checks:
         self.fast.line(text)
         self.slow.line(text)
 
-    def unless(self, test: str, what: str, assumed: str, came: str = "None", *, last: bool = False) -> None:
-        """The call fits only if the test holds; `last` where going on makes no sense if it does not."""
-        with self.fast.block(f"if not ({test}):"):
-            self.fast.line("return None")
+    def unless(
+        self,
+        test: str,
+        what: str,
+        assumed: str,
+        came: str = "None",
+        *,
+        last: bool = False,
+        implied: bool = False,
+    ) -> None:
+        """The call fits only if the test holds.
+
+        `last` where going on makes no sense if it does not; `implied` where another test of the check
+        fails as well then, so that only its twin has to ask.
+        """
+        if not implied:
+            with self.fast.block(f"if not ({test}):"):
+                self.fast.line("return None")
         with self.slow.block(f"if not ({test}):"):
             self.slow.line(f"note({what!r}, {assumed!r}, lambda: {came}{', last=True' if last else ''})")
             if last:

@@ -115,17 +115,22 @@ class GuardWriter:
         return [f"    return {self.names.name(self.entry.run, 'entry')}({inputs})"]
 
     def _ambient(self) -> None:
-        name, unless = self.names.name, self.call.unless
+        """What is active around the call.
+
+        Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
+        that is part of the check of any tensor.
+        """
+        name, unless, implied = self.names.name, self.call.unless, bool(self.reals)
         grad = self.captured.forward.grad_mode_before
         mode = f"{name(torch.is_grad_enabled, 'is_grad_enabled')}()"
         unless(f"{mode} is {grad}", "grad mode", "on" if grad else "off", f"'on' if {mode} else 'off'")
         level = f"{name(transform_level, 'transform_level')}()"
-        unless(f"{level} is None", "a torch.func transform", "none", level, last=True)
+        unless(f"{level} is None", "a torch.func transform", "none", level, last=True, implied=implied)
         dual = f"{name(forward_ad, 'forward_ad')}._current_level"
         unless(f"{dual} < 0", "forward-mode differentiation", "off", "'on'", last=True)
         inference = torch.is_inference_mode_enabled()
         now = f"{name(torch.is_inference_mode_enabled, 'is_inference')}()"
-        unless(f"{now} is {inference}", "inference mode", str(inference), now)
+        unless(f"{now} is {inference}", "inference mode", str(inference), now, implied=implied)
         dtype = torch.get_default_dtype()
         now = f"{name(torch.get_default_dtype, 'default_dtype')}()"
         unless(f"{now} is {self.names.literal(dtype)}", "the default dtype", str(dtype), now)
@@ -136,8 +141,11 @@ class GuardWriter:
         unless(quick if devices == () else same, "the default device", str(devices or "not set"), now)
         state = self.captured.autocast
         now = f"{name(autocast_state, 'autocast_state')}()"
-        off = f"not {name(any_autocast, 'any_autocast')}()"
-        unless(off if state is None else f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
+        if state is None:
+            off = f"not {name(any_autocast, 'any_autocast')}()"
+            unless(off, "autocast", str(state), now, implied=implied)
+        else:
+            unless(f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
         deterministic = torch.are_deterministic_algorithms_enabled()
         test = f"{name(deterministic_mode, 'deterministic')}() is {deterministic}"
         if deterministic:
@@ -224,18 +232,26 @@ class GuardWriter:
         watched = self._watched(tables)
         match = tensor_check(self.state) if self.state else _always
         around = Surroundings(find, match, watched, keep_pointers=kept, stamps=not self.leaves)
-        tests = ["not held(things)"]
+        changed = "not held(things)"
         if watched.hooks:
-            tests.insert(0, f"hooks != {name(RemovableHandle, 'Handle')}.next_id")
+            changed = f"hooks != {name(RemovableHandle, 'Handle')}.next_id or {changed}"
+        where, only_fast = name(around, "surroundings"), self.call.only_fast
+        stamp = "held, things, state, hooks, ids, pointers, storages"
+
+        def renewed(head: str) -> None:
+            with self.call.fast.block(head):
+                only_fast(f"found = {where}.renew()")
+                with self.call.fast.block("if found is None:"):
+                    only_fast("return None")
+                only_fast(f"{stamp} = found")
+
+        only_fast(f"{stamp} = {where}.stamp")
+        renewed(f"if {changed}:")
+        if self.state:
+            with self.call.fast.block(f"elif not {name(match, 'state_matches')}(*state):"):
+                only_fast("return None")
         if kept:
-            tests.append(f"tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers")
-        stamp, where = "held, things, state, hooks, ids, pointers, storages", name(around, "surroundings")
-        self.call.only_fast(f"{stamp} = {where}.stamp")
-        with self.call.fast.block(f"if {' or '.join(tests)}:"):
-            self.call.only_fast(f"found = {where}.renew()")
-            with self.call.fast.block("if found is None:"):
-                self.call.only_fast("return None")
-            self.call.only_fast(f"{stamp} = found")
+            renewed(f"elif tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.call.only_slow(f"state = {where}.find()")
         with self.call.slow.block("if state is None:"):
             far = "lambda what, assumed, came, last=False: note(what, assumed, came, last=True)"

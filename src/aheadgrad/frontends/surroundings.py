@@ -2,11 +2,11 @@
 
 A module with 150 parameters has hundreds of places that an entry depends on. They are looked at one by
 one (`find`) only when a dictionary has changed since the last time; otherwise one call into C++ compares
-the versions that Python keeps of its dictionaries, and looks at the tensors found last time, which can
-change by themselves (`requires_grad_`, `.data = `).
+the versions that Python keeps of its dictionaries, and another looks at the tensors found last time,
+which can change by themselves (`requires_grad_`, `.data = `).
 
     held, things, state, ... = surroundings.stamp
-    if hooks != Handle.next_id or not held(things): ...renew...
+    if hooks != Handle.next_id or not held(things) or not match(*state): ...renew...
 
 Hooks live in dictionaries of their own, four for each module. Whoever registers one draws a number
 (`RemovableHandle.next_id`); as long as no number was drawn the empty ones are still empty.
@@ -101,15 +101,14 @@ class Surroundings:
     def _compare(self, versions: tuple[int, ...], rest: Any) -> Callable[[Any], bool]:
         """Compares in Python at first: modules that change at each call are not worth more."""
         calls = 0
-        tensors: tuple[Tensor, ...] = rest[0]
 
         def held(things: Any) -> bool:
             nonlocal calls
-            if any(self.tables.empty) or self._versions() != versions or not self.match(*tensors):
+            if any(self.tables.empty) or self._versions() != versions:
                 return False
             calls += 1
             if calls == _WORTH_BUILDING:
-                check, things = unchanged_check((*self.tables.full, *self.tables.empty), tensors)
+                check, things = unchanged_check((*self.tables.full, *self.tables.empty))
                 if check(things) and self._versions() == versions and not any(self.tables.empty):
                     self.stamp = (check, things, *rest)
             return True

@@ -65,15 +65,12 @@ class _Watched:
         self.tables = tables
 
 
-def unchanged_check(
-    tables: tuple[dict[Any, Any], ...], tensors: tuple[Tensor, ...]
-) -> tuple[Callable[[Any], bool], Any]:
-    """A C++ function, and what to give it: are all dictionaries unchanged, and do the tensors look as now?
+def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any], bool], Any]:
+    """A C++ function, and what to give it: are all dictionaries unchanged?
 
     Python keeps a version of each dictionary. Those below a "tag safe" root are compared in one loop over
     an array, once the first check has noted them. That is for dictionaries proper only; others are
-    looked at one by one. After a change of a dictionary the check says no for good. Tensors are looked at
-    as by `tensor_check`, for half its price: that they are different objects is not tested again.
+    looked at one by one. After a change of a dictionary the check says no for good.
     """
     from torch._dynamo.guards import GuardManagerType
 
@@ -84,7 +81,7 @@ def unchanged_check(
     root = torch._C._dynamo.guards.RootGuardManager()
     together = root.tuple_getitem_manager(0, "watched", watched, kind)
     inner = together.getattr_manager("tables", "watched.tables", plain, kind)
-    for manager, group, first in ((inner, plain, 0), (root, special, 2)):
+    for manager, group, first in ((inner, plain, 0), (root, special, 1)):
         for i, table in enumerate(group, first):
             one = manager.tuple_getitem_manager(i, f"tables[{i}]", table, kind)
             one.add_dict_version_guard(table, ["unchanged"], None)
@@ -94,10 +91,5 @@ def unchanged_check(
         inner.mark_tag_safe()
         together.mark_tag_safe()
         together.mark_tag_safe_root()
-    state = root.tuple_getitem_manager(1, "state", tensors, kind)
-    for i, t in enumerate(tensors):
-        look = list(t.size()), list(t.stride()), f"state[{i}]", ["looks"], None
-        keys = torch._C._dispatch_keys(t)
-        state.tuple_getitem_manager(i, f"state[{i}]", t, kind).add_tensor_match_guard(t, *look, type(t), keys)
     check: Callable[[Any], bool] = root.check
-    return check, (watched, tensors, *special)
+    return check, (watched, *special)
