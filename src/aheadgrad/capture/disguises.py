@@ -128,6 +128,10 @@ class Disguises:
             for part in out:
                 self.note(part, args, looks)
 
+    def has_views(self, t: Tensor) -> bool:
+        now = self.current(t)
+        return any(p.source is t or p.source is now for p in self.parents.values())
+
     def reshape(self, func: Any, original: Tensor, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Handles a change of shape in place if it needs this; False when the op itself will do."""
         t = self.current(original)
@@ -141,7 +145,7 @@ class Disguises:
             return False
         _check_in_place(t)
         parent = self.parents.get(id(t))
-        if tracked_late(t, parent):
+        if tracked_late(t, parent) or (view and t.requires_grad and t.is_leaf):
             raise FallbackError("a view is reshaped in place after its base came to require grad")
         source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
         if source is not t and len(rest) < 3 and "storage_offset" not in kwargs:
@@ -159,13 +163,12 @@ class Disguises:
         self.viewed.add(id(base_of(new)))
         return True
 
-    def check_write(self, t: Tensor) -> None:
-        """Eager records a write to a stale view with the base's new shape; the trace has the old one."""
+    def check_use(self, t: Tensor) -> None:
+        """Eager makes the history of a stale view again, from the new shape; the trace has the old one."""
         while self.stale and t.requires_grad and torch.is_grad_enabled():
             if id(t) in self.stale:
                 raise FallbackError(
-                    "a tensor with a history changes its shape under no_grad, and a view from before that is "
-                    "written to"
+                    "a tensor with a history changes its shape under no_grad, and a view from before is used"
                 )
             parent = self.parents.get(id(t))
             if parent is None:
@@ -181,9 +184,7 @@ class Disguises:
 
 def tracked_late(t: Tensor, parent: Parent | None) -> bool:
     """Eager takes such a view for a leaf, or not, depending on whether it was used in between."""
-    return (
-        parent is not None and not parent.base_required_grad and t.requires_grad and torch.is_grad_enabled()
-    )
+    return parent is not None and not parent.base_required_grad and t.requires_grad
 
 
 def _check_in_place(t: Tensor) -> None:

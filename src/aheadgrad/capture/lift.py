@@ -18,8 +18,15 @@ from aheadgrad.capture import layouts
 from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
-from aheadgrad.capture.overlaps import check_casts, check_memory, tensors_among
-from aheadgrad.capture.refusals import check_bounds, check_leaf_view, check_reach
+from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.capture.refusals import (
+    check_bounds,
+    check_leaf_view,
+    check_new_leaf,
+    check_one_mode,
+    check_one_size,
+    check_reach,
+)
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -60,8 +67,10 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
 _STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
+_RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
 _SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
+_SETS_GRAD: set[Any] = {torch.Tensor.requires_grad_, _FIELDS.requires_grad.__set__}
 
 
 _KEEPS_NO_STRIDES = {
@@ -123,6 +132,9 @@ class Lift(TorchFunctionMode):
             self._note_doubts((*args, *kwargs.values()))
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(self.session, given)
+            check_one_mode(self.session, given)
+        if func in OUT_OF_PLACE or func in _RESIZES:
+            check_one_size(self.session, given, resizes=func in _RESIZES)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and is_foreign(given):
@@ -132,14 +144,24 @@ class Lift(TorchFunctionMode):
             done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), moved)
             self.session.reshapes.setdefault(id(given), []).append(done)
         elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
+            self.session.layouts.know(disguises.current(given))
             return given
         if func in _DETACHES:
             self.session.must_be_no_view(given)
+        if func in _SETS_GRAD and _wanted(args, kwargs) is not False:
+            check_new_leaf(self.session, given)
         if self._cuts(func, given, args, kwargs):
+            if disguises.has_views(given):
+                raise FallbackError("an input is cut off from its history after views of it were taken")
+            self.session.layouts.settle(disguises.current(given))
             disguises.detach(given)
+            self.session.layouts.know(disguises.current(given))
             return given
         if disguises.worn:
             args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
+        if disguises.stale:
+            for t in tensors_among((*args, *kwargs.values())):
+                disguises.check_use(t)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
         try:
@@ -177,11 +199,10 @@ class Lift(TorchFunctionMode):
         """Is a tensor cut off from its history, although what was done with it before still counts?"""
         disguises = self.session.disguises
         if func is torch.Tensor.detach_:
-            if id(given) in disguises.worn:
+            if id(given) in disguises.worn and not is_view(given):
                 return True
         else:
-            wanted = (args[1:2] or (kwargs.get("requires_grad"),))[0]
-            if func is not torch.Tensor.requires_grad_ or wanted is not False:
+            if func is not torch.Tensor.requires_grad_ or _wanted(args, kwargs) is not False:
                 return False
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
@@ -215,7 +236,6 @@ class Lift(TorchFunctionMode):
             name = _check_item(*args)
         for t, *_ in written:
             check_leaf_view(self.session, t)
-            self.session.disguises.check_write(t)
         if func is not torch.Tensor.__setitem__:
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)
@@ -226,6 +246,8 @@ class Lift(TorchFunctionMode):
         out = None
         if func is torch.Tensor.__setitem__:
             set_item(*args)
+        elif kwargs.get("out") is not None:
+            out = self._call_out(func, args, kwargs, written)
         else:
             out = func(*args, **kwargs)
         check_casts(name, records[before:])
@@ -234,6 +256,22 @@ class Lift(TorchFunctionMode):
             if name in _SAVE_FOR_SIZES:
                 self.session.note_hidden(t, tensors_among(args[1:]))
         return out
+
+    def _call_out(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[tuple[Any, ...]]
+    ) -> Any:
+        """`out=` resizes what does not fit. Only a tensor that shares memory with nobody may be replaced."""
+        records = self.session.trace.records
+        before = len(records)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            last = last_write(records[before:])
+            made = [] if last is None else tensors_among((last.out,))
+            for (t, geometry, siblings), new in zip(written, made, strict=False):
+                alone = not siblings and not is_view(t) and self.session.is_new(t)
+                if not alone and tuple(new.size()) != geometry.size:
+                    raise FallbackError("out= resizes an input or a view")
 
     def _swap_all(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         for value in values:
@@ -287,6 +325,11 @@ def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]
         several = value if isinstance(value, list | tuple) else (value,)
         found += [t for t in several if isinstance(t, Tensor) and t.layout is torch.strided]
     return found
+
+
+def _wanted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of `x.requires_grad_(...)`."""
+    return args[1] if len(args) > 1 else kwargs.get("requires_grad")
 
 
 def _explicit_offset(t: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> tuple[Any, Any, Any]:

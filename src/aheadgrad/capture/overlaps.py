@@ -35,14 +35,18 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
         raise FallbackError("a view made with unfold is written to")
     if name == "copy_" and any(_overlap(written, o) != "none" and _alike(written, o) for o in others):
+        if _repeats(written):
+            raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write
         return  # onto itself: the kernel returns at once
-    if not _is_dense(written) and _repeats(written):
+    if not is_dense(written) and _repeats(written):
         if name in _ALLOWED_ON_EXPANDED:
             raise FallbackError(f"{name} writes to an expanded tensor")
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single "
             "memory location. Please clone() the tensor before performing the operation."
         )
+    if _may_overlap_itself(written):
+        raise FallbackError("elements of a written tensor share memory")
     if name == "fill_":
         return  # with a number that is read first
     for other in others:
@@ -69,12 +73,18 @@ _INTO_BASES = {  # how functionalization writes a view back into what it is a vi
 }
 
 
+def last_write(records: list[Record]) -> Record | None:
+    """Of the records of one call that changes a tensor: the one that made the new contents."""
+    writes = [r for r in records if not is_view_op(r.target) and r.target not in _INTO_BASES]
+    found = writes or records
+    return found[-1] if found else None
+
+
 def check_casts(name: str, records: list[Record]) -> None:
     """`x.add_(z)` with a complex z and a real x: eager refuses to drop the imaginary part."""
-    if name in _CASTS_FREELY or not records:
+    last = None if name in _CASTS_FREELY else last_write(records)
+    if last is None:
         return
-    writes = [r for r in records if not is_view_op(r.target) and r.target not in _INTO_BASES]
-    last = (writes or records)[-1]
     if last.target is torch.ops.aten._to_copy.default and isinstance(last.out, Tensor):
         before, after = last.args[0].dtype, last.out.dtype
         if not torch.can_cast(before, after):
@@ -85,11 +95,23 @@ def _repeats(t: Tensor) -> bool:
     return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.size(), strict=True))
 
 
+def _may_overlap_itself(t: Tensor) -> bool:
+    """Not where each step, in order of size, is longer than all that lies below."""
+    below = 0
+    for stride, size in sorted(zip(t.stride(), t.size(), strict=True)):
+        if size > 1:
+            if stride <= below:
+                return True
+            below += (size - 1) * stride
+    return False
+
+
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and geometry_of(a) == geometry_of(b)
 
 
-def _is_dense(t: Tensor) -> bool:
+def is_dense(t: Tensor) -> bool:
+    """Is each address between the first and the last that of one element?"""
     step = 1
     dims = sorted(zip(t.stride(), t.size(), strict=True))
     for stride, size in dims:
@@ -106,7 +128,7 @@ def _overlap(a: Tensor, b: Tensor) -> str:
         return "full"
     if a.numel() == 0 or b.numel() == 0 or functional.storage_key(a) != functional.storage_key(b):
         return "none"
-    if not _is_dense(a) or not _is_dense(b):
+    if not is_dense(a) or not is_dense(b):
         return "unknown"
     a0, b0 = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
     a1, b1 = a0 + a.numel() * a.element_size(), b0 + b.numel() * b.element_size()

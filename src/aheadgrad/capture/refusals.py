@@ -1,7 +1,7 @@
 """What eager refuses because of memory and leaves that the trace has in another form.
 
 - A view with `as_strided` must lie inside its storage. The traced storage may have another size, so
-  the real one is asked.
+  the real one is asked. (What lies inside the storage, but outside of the input, is left to eager.)
 - A view of a leaf that requires grad must not be changed in place. An input that is such a view enters
   with a history but without its base.
 - Kernels refuse dtypes and indices that fake tensors let through. A later line may then fail to be
@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.capture.overlaps import is_dense
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.kernels import NotAsked, for_real, hints
@@ -51,6 +52,25 @@ def check_bounds(
             f"{t.element_size()} requiring a storage size of {needed} are out of bounds for storage of size "
             f"{there}"
         )
+    if entrance is not None and not _lies_inside(size, stride, offset, t.element_size(), entrance.real):
+        raise FallbackError("as_strided takes from an input what lies outside of it")
+
+
+def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:
+    if is_dense(whole):
+        first = whole.storage_offset() * whole.element_size()
+        end = (offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1) * width
+        return bool(first <= offset * width and end <= first + whole.numel() * whole.element_size())
+    return width == whole.element_size() and _is_part(size, stride, offset, whole)
+
+
+def _is_part(size: Sequence[Any], stride: Sequence[Any], offset: Any, whole: Tensor) -> bool:
+    """Whether each of these addresses is that of an element; no if there are too many to tell."""
+    numbers = [*size, *stride, offset, *whole.size(), *whole.stride(), whole.storage_offset()]
+    if not all(type(n) is int for n in numbers) or max(math.prod(size), whole.numel()) > _MOST_ADDRESSES:
+        return False
+    own = _addresses(whole.size(), whole.stride(), whole.storage_offset())
+    return _addresses(size, stride, offset) <= own
 
 
 def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> None:
@@ -58,12 +78,8 @@ def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: A
     of the view are lost in eager."""
     if not (t.requires_grad and torch.is_grad_enabled()):
         return
-    numbers = [*size, *stride, offset, *t.size(), *t.stride(), t.storage_offset()]
-    if all(type(n) is int for n in numbers) and max(math.prod(size), t.numel()) <= _MOST_ADDRESSES:
-        own = _addresses(t.size(), t.stride(), t.storage_offset())
-        if _addresses(size, stride, offset) <= own:
-            return
-    raise FallbackError("as_strided takes from a view what lies outside of it")
+    if not _is_part(size, stride, offset, t):
+        raise FallbackError("as_strided takes from a view what lies outside of it")
 
 
 def _addresses(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> set[Any]:
@@ -85,6 +101,38 @@ def check_leaf_view(session: Session, t: Tensor) -> None:
         raise RuntimeError(
             "a view of a leaf Variable that requires grad is being used in an in-place operation."
         )
+
+
+def check_new_leaf(session: Session, t: Tensor) -> None:
+    """Before `t.requires_grad_()`."""
+    if not t.requires_grad and session.disguises.has_views(t):
+        raise FallbackError("a tensor comes to require grad after views of it were taken")
+    if session.is_input(t) and session.disguises.current(t) is not t:
+        raise FallbackError("an input changes its shape or loses its history, and is then made a leaf")
+    real = session.real_of(t)
+    if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
+        raise FallbackError("an input that is a view made under no_grad is made a leaf")
+
+
+def check_one_mode(session: Session, t: Tensor) -> None:
+    """Before an input changes its shape in place: its history has one of two such changes if autograd sees
+    only one of them, and eager's gradients are then of the wrong shape."""
+    if t.requires_grad and session.is_input(t):
+        mode = torch.is_grad_enabled()
+        if session.reshaped_in.setdefault(id(t), mode) is not mode:
+            raise FallbackError("an input changes its shape with grad mode on, and again with grad mode off")
+
+
+def check_one_size(session: Session, t: Tensor, *, resizes: bool) -> None:
+    """Before an input changes its shape in place: the trace knows its elements, not the memory around them,
+    which a second change could bring back."""
+    if session.is_input(t):
+        if id(t) in session.resized:
+            raise FallbackError(
+                "an input is resized with resize_ or as_strided_, and changes its shape again"
+            )
+        if resizes:
+            session.resized.add(id(t))
 
 
 def _is_view_of(t: Tensor, seen: Tensor) -> bool:

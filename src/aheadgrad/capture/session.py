@@ -72,6 +72,8 @@ class Session:
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
+        self.resized: set[int] = set()  # ids of inputs that resize_ or as_strided_ changed
+        self.reshaped_in: dict[int, bool] = {}  # by id of an input: in which grad mode it changed its shape
         self.doubted = False  # was one of them used when its history was in doubt?
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.lifting = Lift(self)
@@ -252,6 +254,13 @@ class Session:
         base = base_of(written) if is_view(written) and written.requires_grad else None
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
+
+    def real_of(self, seen: Tensor) -> Tensor | None:
+        """The caller's tensor."""
+        entrance = self.entrance_of(seen)
+        if entrance is not None:
+            return entrance.real
+        return next((m.real for m in self.members if m.seen is seen), None)
 
     def is_input(self, t: Tensor) -> bool:
         return self.entrance_of(t) is not None or any(m.seen is t for m in self.members)

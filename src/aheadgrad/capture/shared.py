@@ -48,7 +48,7 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
             continue
         base = base_of(given)
         assert base is not None
-        with torch.enable_grad():
+        with torch.set_grad_enabled(creation_meta(given) != CreationMeta.NO_GRAD_MODE):
             view = view_like(roots[id(base)], base, given, first=base is owner)
         if creation_meta(given) != CreationMeta.DEFAULT:
             set_creation_meta(view, creation_meta(given))

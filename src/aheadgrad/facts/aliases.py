@@ -185,10 +185,14 @@ class _Group:
         root_tensor = self.out.root_tensors[root]
         if t is root_tensor:
             return IsRoot(root)
-        given = self.forward.session.entrance_of(root_tensor)
+        session = self.forward.session
+        given = session.entrance_of(root_tensor)
         cut = given is not None and given.required_grad
         if cut and t.requires_grad and not self._as_it_will_be(root_tensor).requires_grad:
             raise FallbackError("a view is returned of an input that is cut off from its history after that")
+        session.disguises.check_use(t)
+        if _is_view_of_leaf_view(t):
+            raise FallbackError("a view is returned of a view that was made a leaf inside")
         made = self._view_recipe(root_tensor, t)
         if made == Recipe():  # looks just like its root, but is another tensor
             made = Recipe((Step(torch.ops.aten.alias.default, ()),))
@@ -289,6 +293,11 @@ def _is_leaf_view(t: Tensor) -> bool:
     """A view that was made a leaf by `requires_grad_()` although its base requires no grad."""
     base = base_of(t)
     return t.requires_grad and base is not None and not base.requires_grad and t.is_leaf
+
+
+def _is_view_of_leaf_view(t: Tensor) -> bool:
+    base = base_of(t) if is_view(t) else None
+    return t.requires_grad and base is not None and not base.requires_grad and not t.is_leaf
 
 
 def _cuts(made: Recipe) -> bool:

@@ -27,6 +27,8 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     becomes_leaf = None
     if history is None and current.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = current.requires_grad
+    if history is None and entrance.history is not None and current.requires_grad:
+        raise FallbackError("an input is cut off from its history and then made a leaf")
     if current is not seen and not is_view(current) and current.grad_fn is not None:
         raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     parts = part_facts(session, current, entrance) if entrance.form is not None else None
