@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from aheadgrad.torchlayer import dispatch, functional, symbols, transforms
+from aheadgrad.torchlayer.assumptions import as_numbers, assumptions, on_trial, sizes_from
 from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.fake import FakeTensor, assumptions, new_mode, symbolic_like
+from aheadgrad.torchlayer.fake import FakeTensor, new_mode, symbolic_like
 from aheadgrad.torchlayer.fxcode import takes_two_lists
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
 
@@ -206,3 +207,27 @@ def test_tensors_of_a_transform_are_known() -> None:
     torch.func.grad(note)(torch.randn(3))
     assert seen == [True]
     assert not dispatch.in_transform(torch.randn(3))
+
+
+def test_what_is_assumed_on_trial_is_forgotten() -> None:
+    fake = symbolic(5, 3)
+    mode, size = fake.fake_mode, fake.size(0)
+    with on_trial(mode) as assumes_more:
+        assert not assumes_more()
+        assert size == 5 and size % 5 == 0
+        assert assumes_more()
+    assert isinstance(size, torch.SymInt) and symbols.constant_of(size) is None
+    before = assumptions(mode)
+    assert size == 5  # not remembered as known
+    assert assumptions(mode) > before
+
+
+def test_symbols_stand_for_other_numbers_for_a_while() -> None:
+    fake = symbolic(5, 3)
+    mode, size = fake.fake_mode, fake.size(0)
+    sizes = sizes_from([(fake, torch.ones(7, 3))])
+    assert sorted(sizes.values()) == [3, 7]
+    before = assumptions(mode)
+    with as_numbers(mode, sizes):
+        assert size == 7 and int(size * 2) == 14 and symbols.size_hint(size) == 7
+    assert assumptions(mode) == before and symbols.constant_of(size) is None

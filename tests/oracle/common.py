@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -34,6 +35,15 @@ def same(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> 
     compiled = strict(fn)
     assert_same(fn, compiled, make, **options)
     return compiled
+
+
+def uncompiled(fn: Callable[..., Any], make: Callable[[], Inputs], reason: str, **options: Any) -> None:
+    """Runs uncompiled, for this reason, and so as in eager in every scenario."""
+    compiled = aheadgrad.compile(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # ours, and torch's own about resized tensors
+        assert_same(fn, compiled, make, **options)
+    assert any(reason in told for told in compiled.fallbacks), compiled.fallbacks
 
 
 def one(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Callable[[], Inputs]:

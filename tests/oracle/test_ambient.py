@@ -287,3 +287,29 @@ def test_a_device_context_around() -> None:
     with torch.device("meta"):
         assert compiled().device.type == "meta"
     assert compiled().device.type == "cpu"
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_sizes_that_change_in_inference_mode(dynamic: bool | None) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sin().sum(0)
+
+    compiled = strict(fn, dynamic=dynamic)
+    for n in (8, 5, 1, 0, 7):
+        x = leaf(n, 2, grad=False)
+        with torch.inference_mode():
+            assert_equal(compiled(x), fn(x))
+            torch.ones(1) * 2  # torch itself is as it was
+    assert_equal(compiled(leaf(3, 2)), fn(leaf(3, 2)))
+
+
+def test_grad_mode_switched_on_in_inference_mode() -> None:
+    def fn(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = torch.maximum(x, x * 2)
+        return y * y
+
+    compiled = strict(fn)
+    for _ in range(2):
+        with torch.inference_mode():
+            assert_equal(compiled(leaf(3)), fn(leaf(3)))

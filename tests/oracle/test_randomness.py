@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from aheadgrad.testing import Inputs
 
-from .common import assert_equal, leaf, one, same, same_module, strict
+from .common import assert_equal, leaf, one, same, same_module, strict, uncompiled
 
 RANDOM: dict[str, Callable[[Tensor], Any]] = {
     "rand": lambda x: x * torch.rand(3, 4),
@@ -177,3 +177,21 @@ def test_modules_with_dropout_in_turns() -> None:
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5)),
         [(leaf(3, 4),), (leaf(2, 4),), (leaf(3, 4),)],
     )
+
+
+def test_a_generator_made_inside() -> None:
+    def fn(x: Tensor) -> Tensor:
+        g = torch.Generator().manual_seed(3)
+        return x + torch.randn(3, generator=g)
+
+    uncompiled(fn, one(3), "a random generator is used that the function makes itself")
+
+
+def test_a_generator_is_seeded_inside() -> None:
+    g = torch.Generator()
+
+    def fn(x: Tensor) -> Tensor:
+        g.manual_seed(3)
+        return x + torch.randn(3, generator=g)
+
+    uncompiled(fn, one(3), "the random state is set inside")

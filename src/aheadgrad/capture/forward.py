@@ -69,6 +69,7 @@ class Call:
     returns: Callable[[Any, list[str], Any], str] | None = None
     scalars: tuple[Scalar, ...] = ()
     symbols: Symbols = field(default_factory=Symbols)
+    generators: list[torch.Generator] | None = None  # those that existed before the call; None: not known
 
 
 @dataclass(eq=False)
@@ -93,6 +94,8 @@ def run(session: Session, call: Call) -> Forward:
 
         with functional.outside():
             generator = torch.get_rng_state()
+            known = call.generators
+            session.generators = None if known is None else [(g, g.get_state()) for g in known]
         try:
             with (
                 random.noticing_changes() as set_inside,
@@ -111,6 +114,8 @@ def run(session: Session, call: Call) -> Forward:
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
                 raise FallbackError("the random state is set inside the function")
+        for known_generator, _ in session.generators or ():
+            session.check_generator(known_generator)
         flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat

@@ -22,6 +22,7 @@ from aheadgrad.capture.session import Session
 from aheadgrad.capture.stage import Captured, record_expected
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Gradient, Slot, Tangent
+from aheadgrad.torchlayer.assumptions import Sizes
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 
 
@@ -41,6 +42,7 @@ class Derivative:
     slots: dict[int, Slot] = field(default_factory=dict)
     gradients: list[Gradients | None] = field(default_factory=list)
     failures: dict[int, Exception] = field(default_factory=dict)
+    fixed_sizes: Sizes | None = None  # what symbols stand for, if it was recorded for these sizes only
     joint: Joint = field(init=False)
 
     def __post_init__(self) -> None:

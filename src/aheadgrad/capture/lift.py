@@ -30,7 +30,7 @@ from aheadgrad.capture.refusals import (
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import base_of, is_view, version
+from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
     OpOverload,
     OpOverloadPacket,
@@ -108,6 +108,9 @@ class Lift(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.session.ambient.check()
+        if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
+            with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
+                return self.__torch_function__(func, types, args, kwargs)
         if self.session.recorder.asking:
             return func(*args, **kwargs)  # a subclass' own code
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
@@ -122,6 +125,8 @@ class Lift(TorchFunctionMode):
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
+            if kwargs.get("generator") is not None:
+                self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
             return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
         disguises = self.session.disguises

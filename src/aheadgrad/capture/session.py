@@ -72,6 +72,7 @@ class Session:
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
+        self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
         self.resized: set[int] = set()  # ids of inputs that resize_ or as_strided_ changed
         self.reshaped_in: dict[int, bool] = {}  # by id of an input: in which grad mode it changed its shape
         self.doubted = False  # was one of them used when its history was in doubt?
@@ -244,6 +245,17 @@ class Session:
         for m in self.members:
             self._by_real.pop(id(m.real), None)
             m.real = m.owner = nothing
+
+    def check_generator(self, generator: torch.Generator) -> None:
+        """Random numbers are drawn from it at each call: it must be the caller's, and be left to advance."""
+        if self.generators is None:
+            return
+        state = next((state for known, state in self.generators if known is generator), None)
+        if state is None:
+            raise FallbackError("a random generator is used that the function makes itself")
+        with functional.outside():
+            if not torch.equal(state, generator.get_state()):
+                raise FallbackError("the random state is set inside the function")
 
     def shadow_of(self, entrance: Entrance) -> Tensor | None:
         """An alias of the memory that an input had at first, where it may have left it."""

@@ -78,6 +78,11 @@ class Captured:
         return self.options.one_node
 
     @property
+    def fixed_sizes(self) -> None:
+        """An entry is recorded with symbols, or without any."""
+        return None
+
+    @property
     def differentiable_again(self) -> bool:
         """Are derivatives beyond the first to be had?"""
         return self.options.any_order and not self.session.veiled

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from aheadgrad import pipeline
@@ -231,6 +232,9 @@ class Compiled:
         call.returns = functools.partial(return_text, changed)
         if symbols is not None:
             call.symbols = symbols
+        call.generators = [f.value for f in reach.facts if isinstance(f.value, torch.Generator)]
+        call.generators += [v for v in flat.leaves if isinstance(v, torch.Generator)]
+        call.generators.append(torch.default_generator)
         try:
             entry = pipeline.run(call, self.options)
         finally:

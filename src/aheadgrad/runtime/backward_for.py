@@ -10,14 +10,14 @@ from aheadgrad.capture.components import Component
 from aheadgrad.capture.higher import Level
 from aheadgrad.capture.joint import dense_order
 from aheadgrad.conventions.subclasses import backward_of_wholes
-from aheadgrad.errors import CaptureError, InvalidProgram
+from aheadgrad.errors import InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.by_sizes import record
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import LaidOutBackward
 from aheadgrad.torchlayer.autocast import AutocastState
-from aheadgrad.torchlayer.fake import assumptions
 from aheadgrad.torchlayer.subclasses import Form
 
 
@@ -43,12 +43,13 @@ def _backward_by(
         backward.used = used
         return backward
 
+    traced = [level.joint.exits[i].traced for i in component.exits]
+
     def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
         pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
-        with unchanged_assumptions(level):
-            return make(pattern, state)
+        tangents = [t for t, there in zip(traced, present, strict=True) if there]
+        return record(level, [*at_hand(saved), *tangents], lambda sizes: make(pattern, state))
 
-    traced = [level.joint.exits[i].traced for i in component.exits]
     orders = tuple(
         e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
     )
@@ -60,21 +61,9 @@ def lays_out(level: Level) -> bool:
     return level.has_symbols or level.one_node
 
 
-class unchanged_assumptions:
-    """Raises when what is recorded inside assumes more about symbolic sizes than the entry checks."""
-
-    def __init__(self, level: Level) -> None:
-        self.mode = level.session.mode
-
-    def __enter__(self) -> None:
-        self.before = assumptions(self.mode)
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is None and assumptions(self.mode) != self.before:
-            raise CaptureError(
-                "This backward takes different ways for different sizes. Compile without dynamic shapes, "
-                "or differentiate all outputs together."
-            )
+def at_hand(saved: SavedSet) -> list[Any]:
+    """The traced values of what a node keeps, as programs get it."""
+    return [*(number for _, number in saved.sizes), *(one.value for one in saved.tensors)]
 
 
 def _make(

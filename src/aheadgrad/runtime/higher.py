@@ -26,9 +26,11 @@ from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
-from aheadgrad.runtime.backward_for import backward_for, lays_out, unchanged_assumptions
+from aheadgrad.runtime.backward_for import at_hand, backward_for, lays_out
+from aheadgrad.runtime.by_sizes import BySizes, record
 from aheadgrad.runtime.fates import fate_of
 from aheadgrad.runtime.links import Ways
+from aheadgrad.torchlayer.assumptions import Sizes
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
@@ -77,6 +79,8 @@ class Higher:
 
         def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
             step, tangents = self._find(tangents)
+            if isinstance(step, BySizes):
+                step = step.find([*sizes, *held[:count], *(t for t in tangents if t is not None)])
             if isinstance(step, Failure):
                 return step([])
             grads: list[Any] = step.run(ctx, sizes, held[:count], tangents, inputs)
@@ -114,7 +118,10 @@ class Higher:
         if self._orders is not None:
             pattern = tuple(e if there else None for e, there in zip(self._expected, layouts, strict=True))
         state = level.backward_autocast if level.fixed_autocast else state
-        with unchanged_assumptions(level):
+        exits = [level.joint.exits[i].traced for i in self.component.exits]
+        tangents = [t for t, there in zip(exits, pattern, strict=True) if there is not None]
+
+        def make(sizes: Sizes | None) -> Any:
             try:
                 derivative = differentiate(level, self.component, pattern, requiring, state)
             except Exception as error:
@@ -122,7 +129,10 @@ class Higher:
                 if isinstance(ours, AheadgradError):
                     raise ours from error
                 return Failure(error)
+            derivative.fixed_sizes = sizes
             return make_step(derivative, self.saved, self.ways, state)
+
+        return record(level, [*at_hand(self.saved), *tangents], make)
 
 
 def one_by_one(

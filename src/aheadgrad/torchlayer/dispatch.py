@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -65,9 +65,14 @@ def active_function_modes() -> list[Any]:
     return list(_get_current_function_mode_stack())
 
 
-def python_dispatcher(*, on: bool) -> AbstractContextManager[Any]:
-    """Composite ops taken apart by torch's Python versions, which know symbolic sizes."""
-    return torch._C._EnablePythonDispatcher() if on else nullcontext()
+@contextmanager
+def python_dispatcher(*, on: bool) -> Iterator[None]:
+    """Composite ops taken apart by torch's Python versions, which know symbolic sizes.
+
+    (Torch switches it on as soon as the object is made, so that is done on entry.)
+    """
+    with torch._C._EnablePythonDispatcher() if on else nullcontext():
+        yield
 
 
 @contextmanager

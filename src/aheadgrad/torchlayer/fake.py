@@ -27,7 +27,6 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
-    "assumptions",
     "fake_like",
     "marked_sizes",
     "mode_of",
@@ -61,11 +60,6 @@ def new_mode(*, dynamic: bool) -> FakeTensorMode:
     """A fresh fake mode; a dynamic one turns sizes into symbols."""
     shapes = ShapeEnv() if dynamic else None
     return FakeTensorMode(shape_env=shapes, static_shapes=not dynamic)
-
-
-def assumptions(mode: FakeTensorMode) -> int:
-    """How many things were assumed of symbolic sizes so far."""
-    return 0 if mode.shape_env is None else len(mode.shape_env.guards)
 
 
 def mode_of(tensors: list[Any]) -> FakeTensorMode | None:

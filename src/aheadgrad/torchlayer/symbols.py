@@ -44,8 +44,11 @@ def free_symbols(value: Any) -> set[Any]:
 
 
 def size_hint(value: Any) -> int:
-    """The number that a symbolic size had when it was recorded."""
-    return int(value.node.hint) if isinstance(value, SymInt) else int(value)
+    """The number that a symbolic size is, or else had when it was recorded."""
+    if not isinstance(value, SymInt):
+        return int(value)
+    constant = constant_of(value)
+    return int(value.node.hint) if constant is None else int(constant)
 
 
 def constant_of(value: Any) -> Any:

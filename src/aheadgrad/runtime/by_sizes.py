@@ -1,0 +1,82 @@
+"""Recordings that assume something new about symbolic sizes: one for each set of sizes that comes along.
+
+The entry checks what its own recording assumed. A backward that is recorded later (a second derivative,
+a new pattern of tangents) may have to know more: autograd turns a size into a number when it divides by
+it, for instance. Such a backward is recorded again with numbers in place of the symbols, for the sizes
+at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aheadgrad.capture.higher import Level
+from aheadgrad.errors import CaptureError
+from aheadgrad.runtime.backward import Failure
+from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial, sizes_from
+
+_MOST = 64  # sets of sizes that are remembered
+
+
+def record(level: Level, shapes: list[Any], make: Callable[[Sizes | None], Any]) -> Any:
+    """What `make` records, for any sizes if possible; else a `BySizes`.
+
+    `shapes`: the traced values of what will be at hand, numbers and tensors.
+    """
+    mode = level.session.mode
+    if mode.shape_env is None:
+        return make(None)
+    if level.fixed_sizes is not None:
+        return _with_numbers(level, level.fixed_sizes, make)
+    with on_trial(mode) as assumes_more:
+        try:
+            made = make(None)
+        except Exception as error:  # perhaps because of the symbols
+            made = Failure(error)
+        if not assumes_more() and not isinstance(made, Failure):
+            return made
+    if level.session.veiled:  # parts of subclasses will be at hand, not the wholes
+        raise CaptureError(_DIFFERENT_WAYS) from (made.error if isinstance(made, Failure) else None)
+    return BySizes(level, shapes, make)
+
+
+class BySizes:
+    """One recording per set of sizes, made when they first come along."""
+
+    def __init__(self, level: Level, shapes: list[Any], make: Callable[[Sizes | None], Any]) -> None:
+        self.level = level
+        self.shapes = shapes
+        self.make = make
+        self.made: dict[frozenset[Any], Any] = {}
+
+    def find(self, at_hand: list[Any]) -> Any:
+        sizes = sizes_from(zip(self.shapes, at_hand, strict=True))
+        key = frozenset(sizes.items())
+        with self.level.session.lock:
+            if key not in self.made:
+                if len(self.made) >= _MOST:
+                    self.made.pop(next(iter(self.made)))
+                self.made[key] = _with_numbers(self.level, sizes, self.make)
+            return self.made[key]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """As a program of all that is at hand."""
+        out: list[Any] = self.find(args)(args)
+        return out
+
+
+def _with_numbers(level: Level, sizes: Sizes, make: Callable[[Sizes | None], Any]) -> Any:
+    mode = level.session.mode
+    with as_numbers(mode, sizes):
+        before = assumptions(mode)
+        made = make(sizes)
+        if assumptions(mode) != before:
+            raise CaptureError(_DIFFERENT_WAYS)
+    return made
+
+
+_DIFFERENT_WAYS = (
+    "This backward takes different ways for different sizes, and not all of them are known when it runs. "
+    "Compile with dynamic=False, or differentiate all outputs together."
+)

@@ -1,0 +1,277 @@
+"""Changes of shape, memory and history that a recording cannot follow: they run uncompiled, never wrong.
+
+And next to each of them what is like it, but compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aheadgrad.testing import Inputs
+
+from .common import leaf, same, uncompiled
+
+Make = Callable[[], Inputs]
+
+
+def plain() -> Inputs:
+    return Inputs((leaf(3, 3, grad=False),))
+
+
+def grown() -> Inputs:
+    x = leaf(4, 3)
+    return Inputs((x * 1,), leaves=[x])
+
+
+def view_of_plain() -> Inputs:
+    base = leaf(4, 3, grad=False)
+    return Inputs((base[1:],), watched=[base])
+
+
+def leaf_with_offset() -> Inputs:
+    base = leaf(4, 3, grad=False)
+    x = base[1:].detach().requires_grad_()
+    return Inputs((x,), leaves=[x], watched=[base])
+
+
+def hidden_view() -> Inputs:
+    """Made under no_grad, of a tensor with a history: requires grad, and is a leaf."""
+    x = leaf(3, 3)
+    base = x * 1
+    with torch.no_grad():
+        view = base[:]
+    return Inputs((view,), leaves=[x], watched=[base])
+
+
+def padded() -> Inputs:
+    return Inputs((leaf(2, 4, grad=False)[:, :-1].detach(),))
+
+
+# --- out= ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_out_resizes_an_input(view: bool) -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        torch.sin(b, out=a)
+        return a * 2
+
+    def make() -> Inputs:
+        a = leaf(2, 3, grad=False).t() if view else leaf(2, grad=False)
+        return Inputs((a, leaf(2, 3, grad=False, seed=1)))
+
+    uncompiled(fn, make, "out= resizes an input or a view")
+
+
+def test_out_resizes_a_tensor_that_has_views() -> None:
+    def fn(b: Tensor) -> Any:
+        a = torch.zeros(6)
+        v = a[2:]
+        torch.sin(b, out=v)
+        return a, v
+
+    uncompiled(fn, plain, "out= resizes an input or a view")
+
+
+def test_out_makes_a_new_tensor() -> None:
+    def fn(b: Tensor) -> Tensor:
+        a = torch.empty(0)
+        torch.sin(b, out=a)
+        return a * 2
+
+    same(fn, plain)
+
+
+# --- memory beyond an input, or shared by its elements ------------------------------------------------
+
+
+def beyond(a: Tensor) -> Tensor:
+    v = a.as_strided((4,), (1,), 0)
+    v.neg_()
+    return v
+
+
+def test_as_strided_beyond_an_input() -> None:
+    uncompiled(beyond, view_of_plain, "lies outside of it")
+
+
+def test_as_strided_inside_an_input() -> None:
+    same(beyond, plain)
+
+
+def test_as_strided_into_the_gaps_of_an_input() -> None:
+    uncompiled(lambda a: a.as_strided((8,), (1,)).sum(), padded, "lies outside of it")
+
+
+def test_elements_that_share_memory_are_written() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.as_strided((2, 2), (1, 1), 0)
+        v.add_(1)
+        return v * 2
+
+    uncompiled(fn, plain, "elements of a written tensor share memory")
+
+
+def test_an_expanded_tensor_is_copied_onto_itself() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.expand(2, -1, -1)
+        v[:] = v
+        return v
+
+    uncompiled(fn, plain, "copy_ writes to an expanded tensor")
+
+
+def test_an_input_is_resized_twice() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.resize_(2, 2)
+        a.resize_(9)
+        return a * 2
+
+    uncompiled(fn, plain, "changes its shape again")
+
+
+# --- changes of shape ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seen_first", [True, False])
+def test_a_change_of_shape_in_sight_and_one_out_of_sight(seen_first: bool) -> None:
+    def fn(a: Tensor) -> Tensor:
+        for seen in (seen_first, not seen_first):
+            with torch.set_grad_enabled(seen):
+                a.t_()
+        return a.sin()
+
+    uncompiled(fn, grown, "with grad mode on, and again with grad mode off")
+
+
+def test_a_view_from_before_a_change_of_shape_out_of_sight() -> None:
+    def fn(a: Tensor) -> Any:
+        v = a.reshape(-1)
+        with torch.no_grad():
+            a.t_()
+        return v[:1], v
+
+    uncompiled(fn, grown, "a view from before is used")
+
+
+@pytest.mark.parametrize("make", [plain, padded, view_of_plain])
+def test_a_change_of_shape_undone_before_a_write(make: Make) -> None:
+    def fn(a: Tensor) -> None:
+        a.t_()
+        v = a.t()
+        a.t_()
+        v.abs_()
+
+    same(fn, make)
+
+
+def test_a_view_cannot_be_detached_in_place_after_a_change_of_shape() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a[:2]
+        v.unsqueeze_(0)
+        v.detach_()
+        return v
+
+    same(fn, plain)
+
+
+# --- histories ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [plain, view_of_plain])
+@pytest.mark.parametrize("by_field", [True, False])
+def test_a_view_from_before_requires_grad(make: Make, by_field: bool) -> None:
+    def fn(a: Tensor) -> Any:
+        v = a[0]
+        if by_field:
+            a.requires_grad = True
+        else:
+            a.requires_grad_()
+        return v, a * 2
+
+    uncompiled(fn, make, "comes to require grad after views of it were taken")
+
+
+@pytest.mark.parametrize("make", [plain, view_of_plain, leaf_with_offset])
+def test_requires_grad_without_views(make: Make) -> None:
+    def fn(a: Tensor) -> Any:
+        a.requires_grad_()
+        return a[0], a * 2
+
+    same(fn, make)
+
+
+def test_a_view_of_a_view_that_was_made_a_leaf() -> None:
+    def fn(a: Tensor) -> Any:
+        v = a[:2]
+        v.requires_grad_()
+        return v[:1], v
+
+    uncompiled(fn, plain, "a view that was made a leaf inside")
+
+
+@pytest.mark.parametrize("write_first", [True, False])
+def test_a_leaf_with_an_offset_is_cut_off_and_written_to(write_first: bool) -> None:
+    def fn(a: Tensor) -> Tensor:
+        if write_first:
+            with torch.no_grad():
+                a.mul_(2)
+        a.detach_()
+        a.data.add_(1)
+        return a
+
+    same(fn, leaf_with_offset)
+
+
+def test_a_leaf_is_cut_off_after_views_were_taken() -> None:
+    def fn(a: Tensor) -> Any:
+        with torch.no_grad():
+            v = a[0]
+        a.requires_grad_(False)
+        v.t_()
+        return a, v
+
+    uncompiled(fn, leaf_with_offset, "cut off from its history after views of it were taken")
+
+
+def test_cut_off_and_made_a_leaf() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.detach_()
+        a.requires_grad_()
+        return a * 2
+
+    uncompiled(fn, grown, "cut off from its history and then made a leaf")
+
+
+def test_a_hidden_view_is_written_to() -> None:
+    def fn(a: Tensor) -> Tensor:
+        c = a * 2
+        a.requires_grad_(False)
+        with torch.no_grad():
+            a.mul_(2)
+        return c
+
+    same(fn, hidden_view)
+
+
+def test_a_hidden_view_changes_its_shape() -> None:
+    def fn(a: Tensor) -> Any:
+        c = a * 2
+        with torch.no_grad():
+            a.unsqueeze_(0)
+        return a.detach(), c
+
+    same(fn, hidden_view)
+
+
+def test_a_hidden_view_is_made_a_leaf() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.requires_grad_()
+        return a * 2
+
+    uncompiled(fn, hidden_view, "a view made under no_grad is made a leaf")
