@@ -87,9 +87,10 @@ def test_offsets_asked_of_what_shares_memory_with_an_input() -> None:
     again(lambda t: t.contiguous().storage_offset() * t, (base[:4],), (base[3:7],))
     again(lambda t, u: (t * 2).storage_offset() + u.storage_offset() * t, (base[:4],) * 2, (base[3:7],) * 2)
     plain, compiled = base.clone(), aheadgrad.compile(offset_after_moving)
-    for start in (0, 3, 0):
-        expected = offset_after_moving(plain[start : start + 4])
-        assert torch.equal(compiled(base[start : start + 4]), expected)
+    with pytest.warns(aheadgrad.errors.FallbackWarning, match="data of a tensor is set"):
+        for start in (0, 3, 0):
+            expected = offset_after_moving(plain[start : start + 4])
+            assert torch.equal(compiled(base[start : start + 4]), expected)
 
 
 def test_offsets_of_new_tensors_are_no_matter_of_the_inputs() -> None:

@@ -275,3 +275,78 @@ def test_a_hidden_view_is_made_a_leaf() -> None:
         return a * 2
 
     uncompiled(fn, hidden_view, "a view made under no_grad is made a leaf")
+
+
+# --- other memory -------------------------------------------------------------------------------------
+
+
+def view_of_grown() -> Inputs:
+    x = leaf(4, 3)
+    base = x * 1
+    return Inputs((base[1:],), leaves=[x], watched=[base])
+
+
+@pytest.mark.parametrize("make", [plain, grown, view_of_plain, view_of_grown])
+@pytest.mark.parametrize("write_first", [True, False])
+def test_data_is_set(make: Make, write_first: bool) -> None:
+    def fn(a: Tensor) -> Tensor:
+        if write_first:
+            a.mul_(2)
+        a.data = a.detach() * 3
+        return a * 2
+
+    uncompiled(fn, make, "the .data of a tensor is set")
+
+
+@pytest.mark.parametrize("make", [view_of_plain, view_of_grown])
+def test_set_of_an_input_that_is_a_view(make: Make) -> None:
+    def fn(a: Tensor) -> Tensor:
+        with torch.no_grad():
+            a.set_(torch.ones(3))
+        return a * 2
+
+    uncompiled(fn, make, "set_ is called on a view")
+
+
+def test_set_of_a_view_made_inside() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a[:2]
+        v.set_(torch.ones(3))
+        return v * 2
+
+    uncompiled(fn, plain, "set_ is called on a view")
+
+
+def test_set_with_a_history() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.set_(torch.ones(3))
+        return a.detach() * 2
+
+    uncompiled(fn, grown, "set_ is called with grad mode on")
+
+
+def test_set_after_a_write() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.mul_(2)
+        a.set_(torch.ones(3))
+        return a * 2
+
+    uncompiled(fn, plain, "set_ is called on an input that was written to")
+
+
+def test_set_of_a_tensor_from_outside() -> None:
+    outside = torch.zeros(3, 3)
+
+    def fn(a: Tensor) -> Tensor:
+        outside.set_(a * 2)
+        return outside * 2
+
+    uncompiled(fn, plain, "set_ is called on a tensor from outside")
+
+
+def test_set_of_an_input() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.set_(torch.ones(3))
+        return a * 2
+
+    same(fn, plain)

@@ -66,7 +66,7 @@ _USES_GRAD_FIELD = {
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
-_STORAGE_CHANGES: set[Any] = {torch.Tensor.set_, _SET_DATA, torch.Tensor.resize_}
+_STORAGE_CHANGES: set[Any] = {_SET_DATA, torch.Tensor.resize_}  # (`set_` does not come by here)
 _RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
 _SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
@@ -223,6 +223,8 @@ class Lift(TorchFunctionMode):
         if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
             self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
+            if func != torch.Tensor.resize_:
+                raise FallbackError("the .data of a tensor is set (copy into it instead)")
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):
             flat, place = layouts.flattest(args[0]), _explicit_offset(*args, **kwargs)

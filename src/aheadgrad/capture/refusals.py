@@ -135,6 +135,23 @@ def check_one_size(session: Session, t: Tensor, *, resizes: bool) -> None:
             session.resized.add(id(t))
 
 
+def check_set(session: Session, t: Tensor, sources: tuple[Any, ...]) -> None:
+    """Before `t.set_(source)`."""
+    if not functional.is_wrapped(t):
+        if any(isinstance(s, Tensor) and functional.is_wrapped(s) for s in sources):
+            raise FallbackError("set_ is called on a tensor from outside the arguments")
+        return
+    real, disguises = session.real_of(t), session.disguises
+    if is_view(t) or (real is not None and is_view(real)):
+        raise FallbackError("set_ is called on a view")
+    if id(t) in disguises.worn or id(t) in session.resized:
+        raise FallbackError("set_ is called on a tensor that changed its shape or lost its history")
+    if torch.is_grad_enabled() and any(isinstance(s, Tensor) and s.requires_grad for s in (t, *sources)):
+        raise FallbackError("set_ is called with grad mode on, and a tensor that requires grad")
+    if real is not None and functional.has_data_mutation(t):
+        raise FallbackError("set_ is called on an input that was written to")
+
+
 def _is_view_of(t: Tensor, seen: Tensor) -> bool:
     """In autograd's eyes, that is: not cut off with `detach`."""
     base = base_of(t)

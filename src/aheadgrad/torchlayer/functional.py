@@ -9,7 +9,7 @@ with enabled():
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -179,3 +179,20 @@ def replay_steps(base: Tensor, steps: list[object]) -> Tensor:
 
 def version_of(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
+
+
+@contextmanager
+def noticing_set(before: Callable[[Tensor, tuple[Any, ...]], None]) -> Iterator[None]:
+    """`before(t, sources)` is called before `t.set_(...)`, which modes over torch's functions do not see."""
+    original = Tensor.set_
+
+    def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            before(self, (*args, *kwargs.values()))
+        return original(self, *args, **kwargs)
+
+    Tensor.set_ = set_  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        del Tensor.set_
