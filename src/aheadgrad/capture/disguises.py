@@ -137,13 +137,16 @@ class Disguises:
         t = self.current(original)
         view = is_view(t)
         if not view and t.requires_grad and not torch.is_grad_enabled():
-            self.stale.update((id(p.view), p.view) for p in self.parents.values() if base_of(p.view) is t)
+            views = (*(p.view for p in self.parents.values()), *(d.current for d in self.worn.values()))
+            self.stale.update((id(v), v) for v in views if v is not t and base_of(v) is t)
         if not view and id(t) not in self.viewed and t is original:
             return False
         special = view and creation_meta(t) != CreationMeta.DEFAULT
         if t.requires_grad and not torch.is_grad_enabled() and (special or not view):
             return False
         _check_in_place(t)
+        if view and base_of(t).dtype != t.dtype:  # type: ignore[union-attr]
+            raise FallbackError("a view through another dtype is reshaped in place")
         parent = self.parents.get(id(t))
         if tracked_late(t, parent) or (view and t.requires_grad and t.is_leaf):
             raise FallbackError("a view is reshaped in place after its base came to require grad")

@@ -21,6 +21,7 @@ from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
 from aheadgrad.capture.refusals import (
     check_bounds,
+    check_cut,
     check_leaf_view,
     check_new_leaf,
     check_one_mode,
@@ -138,6 +139,7 @@ class Lift(TorchFunctionMode):
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(self.session, given)
             check_one_mode(self.session, given)
+            disguises.check_use(given)
         if func in OUT_OF_PLACE or func in _RESIZES:
             check_one_size(self.session, given, resizes=func in _RESIZES)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
@@ -153,11 +155,12 @@ class Lift(TorchFunctionMode):
             return given
         if func in _DETACHES:
             self.session.must_be_no_view(given)
-        if func in _SETS_GRAD and _wanted(args, kwargs) is not False:
-            check_new_leaf(self.session, given)
-        if self._cuts(func, given, args, kwargs):
-            if disguises.has_views(given):
-                raise FallbackError("an input is cut off from its history after views of it were taken")
+        if func in _SETS_GRAD:
+            check_new_leaf(self.session, given, wanted=_wanted(args, kwargs) is not False)
+        cuts = self._cuts(func, given, args, kwargs)
+        if cuts or (func in _DETACHES and given.requires_grad and self.session.is_input(given)):
+            check_cut(self.session, given)
+        if cuts:
             self.session.layouts.settle(disguises.current(given))
             disguises.detach(given)
             self.session.layouts.know(disguises.current(given))

@@ -35,7 +35,7 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
         raise FallbackError("a view made with unfold is written to")
     if name == "copy_" and any(_overlap(written, o) != "none" and _alike(written, o) for o in others):
-        if _repeats(written):
+        if _repeats(written) and (written.requires_grad or 1 in written.size()):
             raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write
         return  # onto itself: the kernel returns at once
     if not is_dense(written) and _repeats(written):

@@ -1,7 +1,7 @@
 """What eager refuses because of memory and leaves that the trace has in another form.
 
 - A view with `as_strided` must lie inside its storage. The traced storage may have another size, so
-  the real one is asked. (What lies inside the storage, but outside of the input, is left to eager.)
+  the real one is asked. (What lies inside the storage, but outside of the input, can be read only.)
 - A view of a leaf that requires grad must not be changed in place. An input that is such a view enters
   with a history but without its base.
 - Kernels refuse dtypes and indices that fake tensors let through. A later line may then fail to be
@@ -53,7 +53,7 @@ def check_bounds(
             f"{there}"
         )
     if entrance is not None and not _lies_inside(size, stride, offset, t.element_size(), entrance.real):
-        raise FallbackError("as_strided takes from an input what lies outside of it")
+        session.beyond.add(entrance.storage)
 
 
 def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:
@@ -103,20 +103,36 @@ def check_leaf_view(session: Session, t: Tensor) -> None:
         )
 
 
-def check_new_leaf(session: Session, t: Tensor) -> None:
-    """Before `t.requires_grad_()`."""
+def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
+    """Before `t.requires_grad_(wanted)`."""
+    real = session.real_of(t)
+    if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
+        raise FallbackError("requires_grad is set on an input that is a view made under no_grad")
+    if not wanted:
+        return
+    if is_view(t) or (real is not None and is_view(real)):
+        raise FallbackError("a view is made a leaf")
     if not t.requires_grad and session.disguises.has_views(t):
         raise FallbackError("a tensor comes to require grad after views of it were taken")
     if session.is_input(t) and session.disguises.current(t) is not t:
         raise FallbackError("an input changes its shape or loses its history, and is then made a leaf")
-    real = session.real_of(t)
-    if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
-        raise FallbackError("an input that is a view made under no_grad is made a leaf")
+    session.made_leaves.add(id(t))
+
+
+def check_cut(session: Session, t: Tensor) -> None:
+    """Before an input that requires grad is detached in place, or stops requiring grad."""
+    if session.disguises.has_views(t):
+        raise FallbackError("an input is cut off from its history after views of it were taken")
+    if id(t) in session.made_leaves:
+        raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
+    session.cut.add(id(t))
 
 
 def check_one_mode(session: Session, t: Tensor) -> None:
     """Before an input changes its shape in place: its history has one of two such changes if autograd sees
     only one of them, and eager's gradients are then of the wrong shape."""
+    if id(t) in session.cut:
+        raise FallbackError("an input is cut off from its history, and then changes its shape")
     if t.requires_grad and session.is_input(t):
         mode = torch.is_grad_enabled()
         if session.reshaped_in.setdefault(id(t), mode) is not mode:
@@ -146,7 +162,11 @@ def check_set(session: Session, t: Tensor, sources: tuple[Any, ...]) -> None:
         raise FallbackError("set_ is called on a view")
     if id(t) in disguises.worn or id(t) in session.resized:
         raise FallbackError("set_ is called on a tensor that changed its shape or lost its history")
-    if torch.is_grad_enabled() and any(isinstance(s, Tensor) and s.requires_grad for s in (t, *sources)):
+    given = [s for s in sources if isinstance(s, Tensor)]
+    if any(functional.storage_key(s) == functional.storage_key(t) for s in given):
+        raise FallbackError("set_ is called with another tensor in the same memory")
+    session.moved.add(id(t))
+    if torch.is_grad_enabled() and any(s.requires_grad for s in (t, *given)):
         raise FallbackError("set_ is called with grad mode on, and a tensor that requires grad")
     if real is not None and functional.has_data_mutation(t):
         raise FallbackError("set_ is called on an input that was written to")

@@ -73,6 +73,10 @@ class Session:
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
+        self.made_leaves: set[int] = set()  # ids of tensors that requires_grad_ was called on
+        self.cut: set[int] = set()  # ids of inputs that were cut off from their histories
+        self.beyond: set[Any] = set()  # storages of inputs of which more than the input is seen
+        self.moved: set[int] = set()  # ids of tensors that set_ was called on
         self.resized: set[int] = set()  # ids of inputs that resize_ or as_strided_ changed
         self.reshaped_in: dict[int, bool] = {}  # by id of an input: in which grad mode it changed its shape
         self.doubted = False  # was one of them used when its history was in doubt?

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from aheadgrad.runtime.higher import differentiable_runs
+from aheadgrad.testing.dense import generate_dense
 from aheadgrad.testing.oracle import BACKWARD_KINDS, Disagreement, compare, report
 from aheadgrad.testing.programs import Config, Program, generate
 from aheadgrad.testing.replay import variants
@@ -55,6 +56,10 @@ class Settings:
     error_types: bool = True
     replay: int = 0  # programs with a seed below this one are called again in other ways
     inference: bool = False
+    dense: bool = False
+
+    def program(self, seed: int) -> Program:
+        return generate_dense(seed) if self.dense else generate(seed, config=self.config)
 
     def compare(
         self, program: Program, compiled: Function, through: tuple[type[BaseException], ...]
@@ -179,7 +184,7 @@ def work(seeds: Sequence[int], settings: Settings) -> list[Outcome]:
     done = []
     for seed in seeds:
         before = Counter(differentiable_runs)
-        outcome = check(generate(seed, config=settings.config), settings, compiler)
+        outcome = check(settings.program(seed), settings, compiler)
         ran = Counter(differentiable_runs)
         ran.subtract(before)
         done.append(replace(outcome, derivatives=tuple(sorted((+ran).items()))))
@@ -206,7 +211,7 @@ def outcomes(seeds: Sequence[int], settings: Settings, jobs: int) -> Iterator[Ou
 
 def describe(outcome: Outcome, settings: Settings, smallest: bool) -> str:
     """A failing program, if asked for the smallest that fails in the same way, with what differs."""
-    program = generate(outcome.seed, config=settings.config)
+    program = settings.program(outcome.seed)
     found: Sequence[Disagreement] = outcome.disagreements
     if smallest:
         compiler = load_compiler(settings.compiler)
@@ -278,6 +283,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=Config.relatives,
         help="chance that siblings are detached, leaves of their own, or of another dtype",
     )
+    parser.add_argument("--dense", action="store_true", help="short programs of what is hard (dense.py)")
     parser.add_argument("--inference", action="store_true", help="calls are made under no_grad")
     parser.add_argument("--subclass", action="store_true", help="every input is a tensor in two parts")
     parser.add_argument("--loose-versions", action="store_true", help="version counters need only move")
@@ -305,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error_types=not options.any_error,
         replay=(options.seed if options.only is None else options.only) + options.replay,
         inference=options.inference,
+        dense=options.dense,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()
