@@ -213,7 +213,7 @@ def test_a_view_is_made_a_leaf(make: Make) -> None:
         a.fill_(v.sum())
         return v[:1], v
 
-    uncompiled(fn, make, "a view is made a leaf")
+    uncompiled(fn, make, "a view is made a leaf, and its memory is written to")
 
 
 @pytest.mark.parametrize("write_first", [True, False])

@@ -27,6 +27,7 @@ from aheadgrad.capture.refusals import (
     check_one_mode,
     check_one_size,
     check_reach,
+    check_written,
 )
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
@@ -141,7 +142,7 @@ class Lift(TorchFunctionMode):
             check_one_mode(self.session, given)
             disguises.check_use(given)
         if func in OUT_OF_PLACE or func in _RESIZES:
-            check_one_size(self.session, given, resizes=func in _RESIZES)
+            check_one_size(self.session, given, args[1:] if func in _RESIZES else None)
         if func in OUT_OF_PLACE and self.session.layouts.pending:
             self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
         if func in OUT_OF_PLACE and is_foreign(given):
@@ -245,6 +246,7 @@ class Lift(TorchFunctionMode):
         if name == "__setitem__":
             name = _check_item(*args)
         for t, *_ in written:
+            check_written(self.session, t)
             check_leaf_view(self.session, t)
         if func is not torch.Tensor.__setitem__:
             for t, *_ in written:

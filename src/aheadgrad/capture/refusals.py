@@ -111,7 +111,9 @@ def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
     if not wanted:
         return
     if is_view(t) or (real is not None and is_view(real)):
-        raise FallbackError("a view is made a leaf")
+        if t.requires_grad:
+            raise FallbackError("a view made under no_grad, of a tensor that requires grad, is made a leaf")
+        session.leaf_views.add(functional.storage_key(t))
     if not t.requires_grad and session.disguises.has_views(t):
         raise FallbackError("a tensor comes to require grad after views of it were taken")
     if session.is_input(t) and session.disguises.current(t) is not t:
@@ -131,24 +133,29 @@ def check_cut(session: Session, t: Tensor) -> None:
 def check_one_mode(session: Session, t: Tensor) -> None:
     """Before an input changes its shape in place: its history has one of two such changes if autograd sees
     only one of them, and eager's gradients are then of the wrong shape."""
-    if id(t) in session.cut:
-        raise FallbackError("an input is cut off from its history, and then changes its shape")
     if t.requires_grad and session.is_input(t):
         mode = torch.is_grad_enabled()
         if session.reshaped_in.setdefault(id(t), mode) is not mode:
             raise FallbackError("an input changes its shape with grad mode on, and again with grad mode off")
 
 
-def check_one_size(session: Session, t: Tensor, *, resizes: bool) -> None:
+def check_one_size(session: Session, t: Tensor, sizes: tuple[Any, ...] | None) -> None:
     """Before an input changes its shape in place: the trace knows its elements, not the memory around them,
-    which a second change could bring back."""
-    if session.is_input(t):
-        if id(t) in session.resized:
-            raise FallbackError(
-                "an input is resized with resize_ or as_strided_, and changes its shape again"
-            )
-        if resizes:
+    which a second change could bring back. `sizes` are the arguments of `resize_` and `as_strided_`."""
+    if not session.is_input(t):
+        return
+    if id(t) in session.resized or id(t) in session.moved:
+        raise FallbackError("an input is resized (resize_, as_strided_, set_), and changes its shape again")
+    if sizes is not None:
+        size = sizes[0] if sizes and isinstance(sizes[0], list | tuple) else sizes
+        if math.prod(n for n in size if isinstance(n, int | torch.SymInt)) != t.numel():
             session.resized.add(id(t))
+
+
+def check_written(session: Session, t: Tensor) -> None:
+    """Before a tensor is written to."""
+    if session.leaf_views and functional.storage_key(t) in session.leaf_views:
+        raise FallbackError("a view is made a leaf, and its memory is written to")
 
 
 def check_set(session: Session, t: Tensor, sources: tuple[Any, ...]) -> None:

@@ -73,6 +73,7 @@ class Session:
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
+        self.leaf_views: set[Any] = set()  # storages of views that requires_grad_ was called on
         self.made_leaves: set[int] = set()  # ids of tensors that requires_grad_ was called on
         self.cut: set[int] = set()  # ids of inputs that were cut off from their histories
         self.beyond: set[Any] = set()  # storages of inputs of which more than the input is seen
