@@ -9,6 +9,7 @@ expression is rebuilt from symbols that the program's inputs (or values made so 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,8 +59,11 @@ def constant_of(value: Any) -> Any:
     return int(expr) if isinstance(value, SymInt) else float(expr)
 
 
+MODULES: dict[str, Any] = {"math": math, "torch": torch}  # what `python_text` may refer to
+
+
 def python_text(expr: Any) -> str:
-    """The expression as Python source over its symbols' names."""
+    """The expression as Python source over its symbols' names (and `MODULES`)."""
     from torch.utils._sympy.printers import PythonPrinter
 
     return str(PythonPrinter().doprint(expr))
