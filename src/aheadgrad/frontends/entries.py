@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
@@ -177,17 +177,19 @@ class Compiled:
         return self._fn(*args, **kwargs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
-        """A new entry; sizes that became symbols of our own accord are numbers again if that fails."""
+        """A new entry; if that fails with symbols for sizes, one with numbers, or the error eager raises."""
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         symbols = self._shapes.symbols(flat)
         try:
             guarded = self._compile_flat(flat, args, kwargs, symbols)
-        except Exception as error:
-            asked_for = self.options.dynamic and not isinstance(error, NeedsNumbers)
-            if symbols is None or asked_for:
+        except Exception:
+            if symbols is None:
                 raise
-            guarded = self._compile_flat(flat, args, kwargs, None)
+        else:
+            self._shapes.note(flat)
+            return guarded
+        guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
         return guarded
 
@@ -229,10 +231,11 @@ class Compiled:
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
         call.returns = functools.partial(return_text, changed)
+        options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         if symbols is not None:
             call.symbols = symbols
         try:
-            entry = pipeline.run(call, self.options)
+            entry = pipeline.run(call, options)
         finally:
             reach.take_changes(originals)
         rehearse(entry.captured)
