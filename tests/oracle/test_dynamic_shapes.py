@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,127 @@ def test_grad_mode_decided_by_a_size(dynamic: bool | None) -> None:
     same_for_sizes(fn, dynamic)
 
 
+# -- what the function's Python sees of a size
+
+
+class Holder:
+    """An object that pytree does not know; equal by what it holds."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Holder and type(other.held) is type(self.held) and other.held == self.held
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def raised(x: Tensor) -> Any:
+    try:
+        raise ValueError(x.shape[0])
+    except ValueError as error:
+        return Holder(error.args)
+
+
+def matched(n: Any) -> str:
+    match n:
+        case int():
+            return "int"
+        case _:
+            return "something else"
+
+
+SEEN: dict[str, Callable[[Tensor], Any]] = {
+    "text": lambda x: (
+        str(x.shape[0]),
+        f"{x.shape[0]}",
+        f"{x.shape[0]:>4d}",
+        repr([x.numel()]),
+        str(x.shape),
+    ),
+    "text of a float": lambda x: str(x.shape[0] / 2),
+    "looked up": lambda x: x * {"8": 1.0, "5": 2.0}.get(str(x.shape[0]), 3.0),
+    "isinstance": lambda x: x * 2 if isinstance(x.shape[0], int) else x * 3,
+    "isinstance of others": lambda x: (
+        isinstance(x.shape[0] / 2, float),
+        isinstance(x.shape[0] > 2, bool),
+        isinstance(x.shape[0] * 2, numbers.Integral),
+        isinstance(x.shape[0], str),
+        x.shape[0].__class__ is int,
+    ),
+    "match": lambda x: matched(x.shape[0]),
+    "type": lambda x: x * 2 if type(x.shape[0]) is int else x * 3,
+    "type, one of": lambda x: x * 2 if type(x.shape[0]) in (int, float) else x * 3,
+    "type, elsewhere": lambda x: x * kind_of(x.shape[0]),
+    "truth": lambda x: (x.shape[0] > 5) is True,
+    "slice": lambda x: slice(0, x.shape[0]),
+    "set": lambda x: {1, x.shape[0]},
+    "object": lambda x: Holder(x.shape[0]),
+    "object inside": lambda x: Holder({"sizes": [x.shape[0]]}),
+    "exception": raised,
+    "steps of floats": lambda x: (
+        x.shape[0] * 0.1 * 3,
+        x.shape[0] + 0.1 + 0.2,
+        x * (x.shape[0] * 0.1 + x.shape[0]),
+    ),
+}
+
+
+def kind_of(n: Any) -> int:
+    return 1 if type(n) == int else 2  # noqa: E721
+
+
+@either
+@pytest.mark.parametrize("name", SEEN)
+def test_sizes_look_like_numbers(name: str, dynamic: bool | None) -> None:
+    same_for_sizes(SEEN[name], dynamic)
+
+
+@either
+def test_a_size_in_a_closure(dynamic: bool | None) -> None:
+    def fn(x: Tensor) -> Callable[[], Any]:
+        n = x.shape[0]
+        return lambda: n
+
+    compiled = strict(fn, dynamic=dynamic)
+    for n in SIZES:
+        found = compiled(torch.ones(n, 4))()
+        assert (found, type(found)) == (n, int)
+
+
+@either
+def test_a_size_left_in_an_object(dynamic: bool | None) -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = Holder([x.shape[0]])
+            return x * 2
+
+    def fn(x: Tensor) -> Tensor:
+        fn.rows = x.shape[0]  # type: ignore[attr-defined]
+        return x * 2
+
+    net = Net()
+    compiled_net, compiled = strict(net, dynamic=dynamic), strict(fn, dynamic=dynamic)
+    for n in (8, 5, 7):
+        assert_equal(compiled_net(torch.ones(n, 4)), compiled(torch.ones(n, 4)))
+        assert [type(v) for v in net.last.held] == [int]
+        assert type(fn.rows) is int  # type: ignore[attr-defined]
+
+
+def test_sizes_are_still_symbols_where_they_are_only_asked_for_their_type() -> None:
+    def fn(x: Tensor) -> Tensor:
+        assert isinstance(x.shape[0], int)
+        return x * x.shape[0] * (x.shape[0] / 7)
+
+    assert len(same_for_sizes(fn, True).entries) == 1
+
+
+def test_symbolic_numbers_are_as_before_afterwards() -> None:
+    before = {cls: dict(vars(cls)) for cls in (torch.SymInt, torch.SymFloat, torch.SymBool)}
+    strict(lambda x: x * x.shape[0], dynamic=True)(torch.ones(5, 4))
+    assert before == {cls: dict(vars(cls)) for cls in before}
+
+
 # -- errors
 
 DATA_DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
@@ -117,6 +239,7 @@ DATA_DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "index": lambda x: x[x[0, 0].long().item()],  # type: ignore[index]
     "count": lambda x: x.nonzero().shape[0],
+    "text of an item": lambda x: str(x.sum().item()),
 }
 
 

@@ -12,7 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,14 @@ from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import MISS, GuardWriter
+from aheadgrad.frontends.leftovers import check_numbers, check_state
+from aheadgrad.frontends.mentions import compares_types
 from aheadgrad.frontends.misses import Miss
 from aheadgrad.frontends.places import Given, changed_containers, containers
 from aheadgrad.frontends.reach import Reach
@@ -181,15 +183,12 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         symbols = self._shapes.symbols(flat)
-        try:
-            guarded = self._compile_flat(flat, args, kwargs, symbols)
-        except Exception:
-            if symbols is None:
-                raise
-        else:
-            self._shapes.note(flat)
-            return guarded
-        guarded = self._compile_flat(flat, args, kwargs, None)
+        guarded = None
+        if symbols is not None:
+            with suppress(Exception):
+                guarded = self._compile_flat(flat, args, kwargs, symbols)
+        if guarded is None or guarded.check(args, kwargs) is None:
+            guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
         return guarded
 
@@ -207,6 +206,9 @@ class Compiled:
             [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
         )
 
+        if symbols is not None and any(f.how == ".__code__" and compares_types(f.value) for f in reach.facts):
+            raise NeedsNumbers("the type of a number is compared, which nobody could notice")
+
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()
 
@@ -214,12 +216,17 @@ class Compiled:
             before = containers((a, k))
             result = self._fn(*a, **k)
             _check_result(result)
+            if symbols is not None:
+                check_state(reach)
             new: list[tuple[Any, Any]]
             new = [(p.put, v) for p, v in modules.rebound(places) if id(v) not in originals]
             new += reach.take_changes(originals)
             new += changed_containers(before)
             changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
-            return result, [v for _, v in new]
+            values = [v for _, v in new]
+            if symbols is not None:
+                check_numbers((result, values))
+            return result, values
 
         originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
 

@@ -9,8 +9,10 @@ expression is rebuilt from symbols that the program's inputs (or values made so 
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -92,6 +94,17 @@ def _arithmetic() -> Any:
     return Python
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The interpreter of expressions logs a warning before it raises; the raised error is enough."""
+    log = logging.getLogger("torch.utils._sympy.interp")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
 class _Arithmetic(GraphAppendingTracer):
     """Appends nodes under names of our choice, each with its value."""
 
@@ -164,5 +177,6 @@ class SymbolNodes:
             raise AssertionError(f"no input of this program provides the size {missing[0]}")
         tracer = _Arithmetic(self.graph, self.fresh)
         env = {s: Proxy(self._of_expression(s), tracer) for s in expr.free_symbols}
-        node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
+        with _quiet():
+            node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
         return node
