@@ -185,6 +185,24 @@ def test_sizes_look_like_numbers(name: str, dynamic: bool | None) -> None:
     same_for_sizes(SEEN[name], dynamic)
 
 
+class Scaled(torch.autograd.Function):
+    """Its backward looks at a size as it would at a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        scale = {"8": 1.0, "5": 2.0}.get(str(g.shape[0]), 3.0)
+        return g * scale if isinstance(g.shape[1], int) else g * 17
+
+
+@either
+def test_sizes_look_like_numbers_in_a_backward(dynamic: bool | None) -> None:
+    same_for_sizes(lambda x: Scaled.apply(x), dynamic)
+
+
 @either
 def test_a_size_in_a_closure(dynamic: bool | None) -> None:
     def fn(x: Tensor) -> Callable[[], Any]:

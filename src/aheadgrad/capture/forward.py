@@ -7,14 +7,13 @@ forward.outputs        # the flat outputs as the trace sees them
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.origins import is_users, origin_of_error, raised_by_torch
+from aheadgrad.capture.origins import origin_of_error, raised_by_torch
 from aheadgrad.capture.refusals import raised_before
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.shared import enter_shared
@@ -26,7 +25,6 @@ from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import is_refusal
-from aheadgrad.torchlayer.plain_numbers import shown_to
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +98,6 @@ def run(session: Session, call: Call) -> Forward:
                 random.noticing_changes() as set_inside,
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
-                shown_to(is_users) if call.symbols.optional else nullcontext(),
             ):
                 result = call.invoke(see)
         except Exception as error:

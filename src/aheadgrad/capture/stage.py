@@ -280,7 +280,7 @@ def _open(call: Call, options: Options, veiled: bool) -> Session:
         mode = new_mode(dynamic=bool(options.dynamic))
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
     session = Session(mode, options.decompositions, veiled=veiled)
-    session.recorder.ops.exact = call.symbols.optional
+    session.recorder.ops.exact = session.plain_numbers = call.symbols.optional
     session.fakes = call.symbols.fakes
     session.items = call.symbols.items
     session.sized = bool(
