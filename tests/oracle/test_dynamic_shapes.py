@@ -109,6 +109,30 @@ def test_grad_mode_decided_by_a_size(dynamic: bool | None) -> None:
     same_for_sizes(fn, dynamic)
 
 
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "bilinear, to a size": lambda x: F.interpolate(
+        x, (x.shape[2] * 2, 9), mode="bilinear", align_corners=True
+    ),
+    "bicubic": lambda x: F.interpolate(x, scale_factor=1.7, mode="bicubic"),
+    "trilinear": lambda x: F.interpolate(x[None], scale_factor=2, mode="trilinear"),
+    "linear": lambda x: F.interpolate(x[0], scale_factor=2.3, mode="linear"),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2),
+    "softshrink": F.softshrink,
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_ops_with_kernels_are_not_taken_apart(name: str) -> None:
+    """Torch's Python versions of these round and lay out otherwise."""
+    fn = KERNELS[name]
+    same_for_sizes(fn, True, lambda n: (leaf(1, 3, n, 6),))
+    compiled = same_for_sizes(fn, True, lambda n: (leaf(1, 3, n, 6, grad=False),))
+    assert len(compiled.entries) == 1
+    x = torch.randn(3, 1, 5, 6).transpose(0, 1)
+    assert compiled(x).stride() == fn(x).stride()
+
+
 # -- what the function's Python sees of a size
 
 
@@ -240,6 +264,13 @@ def test_sizes_are_still_symbols_where_they_are_only_asked_for_their_type() -> N
         return x * x.shape[0] * (x.shape[0] / 7)
 
     assert len(same_for_sizes(fn, True).entries) == 1
+
+
+def test_python_versions_of_ops_are_there_afterwards() -> None:
+    ops = [torch.ops.aten.upsample_bilinear2d.vec, torch.ops.aten.softshrink.default]
+    before = [dict(op.py_kernels) for op in ops]
+    strict(lambda x: x * 2, dynamic=True)(torch.ones(5, 4))
+    assert before == [dict(op.py_kernels) for op in ops]
 
 
 def test_symbolic_numbers_are_as_before_afterwards() -> None:

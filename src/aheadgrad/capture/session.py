@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
 
@@ -86,8 +87,9 @@ class Session:
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         python = python_dispatcher(on=self.sized)
-        numbers = shown_to(is_users) if self.plain_numbers else nullcontext()
-        modes = (self.recorder, self.lifting, python, bodies_not_compiled(), numbers)
+        modes: list[Any] = [self.recorder, self.lifting, python, bodies_not_compiled()]
+        if self.plain_numbers:
+            modes += [shown_to(is_users), own_kernels()]
         with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
             yield
 

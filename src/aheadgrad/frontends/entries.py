@@ -12,7 +12,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,8 +185,10 @@ class Compiled:
         symbols = self._shapes.symbols(flat)
         guarded = None
         if symbols is not None:
-            with suppress(Exception):
+            try:
                 guarded = self._compile_flat(flat, args, kwargs, symbols)
+            except Exception:
+                misses.LOG.debug("%s is compiled with numbers for sizes", self._name, exc_info=True)
         if guarded is None or guarded.check(args, kwargs) is None:
             guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
