@@ -91,7 +91,19 @@ def _arithmetic() -> Any:
         def int_truediv(a: Any, b: Any) -> Any:
             return a / b
 
+        trunc_to_int = staticmethod(functools.partial(_rounded, math.trunc))
+        floor_to_int = staticmethod(functools.partial(_rounded, math.floor))
+        ceil_to_int = staticmethod(functools.partial(_rounded, math.ceil))
+        round_to_int = staticmethod(functools.partial(_rounded, round))
+
     return Python
+
+
+def _rounded(function: Callable[[Any], Any], a: Any, dtype: Any) -> Any:
+    """`math.floor` and its kin as nodes; Python would insist on a number for their results."""
+    if not isinstance(a, Proxy):
+        return function(a)
+    return a.tracer.create_proxy("call_function", function, (a,), {})
 
 
 @contextmanager
