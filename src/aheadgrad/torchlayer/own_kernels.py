@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 
-from aheadgrad.torchlayer.dispatch import OpOverload
+from aheadgrad.torchlayer.dispatch import OpOverload, OpOverloadPacket
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 _lock = threading.Lock()
@@ -26,11 +26,13 @@ _taken: list[tuple[Any, Any, Any]] = []
 
 
 @functools.cache
-def _ops() -> list[Any]:
+def _ops() -> list[OpOverload]:
     """The ops with a kernel for which there is a Python version that comes before it."""
-    from torch._decomp import decomposition_table
+    import torch._decomp.decompositions  # where such versions are registered
 
-    return [op for op in decomposition_table if isinstance(op, OpOverload) and _comes_second(op)]
+    packets = [p for p in vars(torch.ops.aten).values() if isinstance(p, OpOverloadPacket)]
+    loaded = [op for packet in packets for op in vars(packet).values() if isinstance(op, OpOverload)]
+    return [op for op in loaded if _comes_second(op)]
 
 
 def _comes_second(op: OpOverload) -> bool:
