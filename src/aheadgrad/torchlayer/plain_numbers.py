@@ -49,7 +49,7 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
         if not _users:
             _install()
         _users += 1
-    _active.is_users, _active.refused = is_users, None
+    _active.is_users, _active.refused = functools.cache(is_users), None
     try:
         yield
         if _active.refused is not None:
