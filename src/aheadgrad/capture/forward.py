@@ -211,6 +211,8 @@ def explained(error: Exception) -> Exception:
         return FallbackError("autograd cannot replay the views of this function")
     if "cannot mutate tensors with frozen storage" in str(error):
         return FallbackError("memory that an input had before set_ is written to")
+    if str(error).startswith("Attempted to resize a view tensor to a larger size"):
+        return FallbackError("an input or a view is resized to hold more elements")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)

@@ -69,6 +69,7 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
 _ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
 _STORAGE_CHANGES: set[Any] = {_SET_DATA, torch.Tensor.resize_}  # (`set_` does not come by here)
+_RESIZES_AS: set[Any] = {torch.Tensor.resize_as_, torch.resize_as_}
 _RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
 _SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
@@ -131,6 +132,8 @@ class Lift(TorchFunctionMode):
                 self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
             return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
+        if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
+            func, args = torch.Tensor.resize_, (args[0], args[1].size())
         disguises = self.session.disguises
         given: Any = args[0] if args else None
         if func in _ADDRESSES and isinstance(given, Tensor):

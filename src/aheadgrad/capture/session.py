@@ -20,6 +20,7 @@ from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.lift import Lift
+from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
@@ -32,6 +33,8 @@ from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.own_kernels import own_kernels
+from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
 
 
@@ -49,6 +52,7 @@ class Session:
         self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
+        self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
         self.trace = Trace()
@@ -89,7 +93,9 @@ class Session:
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
         python = python_dispatcher(on=self.sized)
-        modes = (self.recorder, self.lifting, python, bodies_not_compiled())
+        modes: list[Any] = [self.recorder, self.lifting, python, bodies_not_compiled()]
+        if self.plain_numbers:
+            modes += [shown_to(is_users), own_kernels()]
         with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
             yield
 

@@ -16,7 +16,7 @@ from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError, FallbackError
+from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -238,6 +238,8 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
         )
         for number, component in enumerate(joint.components):
             captured.gradients.append(record_expected(captured, number, component))
+        if captured.failures and call.symbols.optional:
+            raise NeedsNumbers("a derivative that fails with symbols may be fine with numbers")
     return captured
 
 
@@ -283,7 +285,7 @@ def _open(call: Call, options: Options, veiled: bool) -> Session:
         mode = new_mode(dynamic=bool(options.dynamic))
         return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
     session = Session(mode, options.decompositions, veiled=veiled)
-    session.recorder.ops.exact = call.symbols.optional
+    session.recorder.ops.exact = session.plain_numbers = call.symbols.optional
     session.fakes = call.symbols.fakes
     session.items = call.symbols.items
     session.sized = bool(

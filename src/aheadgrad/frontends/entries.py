@@ -13,7 +13,7 @@ import types
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import MISS, GuardWriter
+from aheadgrad.frontends.leftovers import check_numbers, check_state
+from aheadgrad.frontends.mentions import compares_types
 from aheadgrad.frontends.misses import Miss
 from aheadgrad.frontends.places import Given, changed_containers, containers
 from aheadgrad.frontends.reach import Reach
@@ -178,16 +180,17 @@ class Compiled:
         return self._fn(*args, **kwargs)
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
-        """A new entry; sizes that became symbols of our own accord are numbers again if that fails."""
+        """A new entry; if that fails with symbols for sizes, one with numbers, or the error eager raises."""
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         symbols = self._shapes.symbols(flat)
-        try:
-            guarded = self._compile_flat(flat, args, kwargs, symbols)
-        except Exception as error:
-            asked_for = self.options.dynamic and not isinstance(error, NeedsNumbers)
-            if symbols is None or asked_for:
-                raise
+        guarded = None
+        if symbols is not None:
+            try:
+                guarded = self._compile_flat(flat, args, kwargs, symbols)
+            except Exception:
+                misses.LOG.debug("%s is compiled with numbers for sizes", self._name, exc_info=True)
+        if guarded is None or guarded.check(args, kwargs) is None:
             guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
         return guarded
@@ -206,6 +209,9 @@ class Compiled:
             [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
         )
 
+        if symbols is not None and any(f.how == ".__code__" and compares_types(f.value) for f in reach.facts):
+            raise NeedsNumbers("the type of a number is compared, which nobody could notice")
+
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()
 
@@ -213,12 +219,17 @@ class Compiled:
             before = containers((a, k))
             result = self._fn(*a, **k)
             _check_result(result)
+            if symbols is not None:
+                check_state(reach)
             new: list[tuple[Any, Any]]
             new = [(p.put, v) for p, v in modules.rebound(places) if id(v) not in originals]
             new += reach.take_changes(originals)
             new += changed_containers(before)
             changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
-            return result, [v for _, v in new]
+            values = [v for _, v in new]
+            if symbols is not None:
+                check_numbers((result, values))
+            return result, values
 
         originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
 
@@ -230,13 +241,14 @@ class Compiled:
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
         call.returns = functools.partial(return_text, changed)
+        options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         if symbols is not None:
             call.symbols = symbols
         call.generators = [f.value for f in reach.facts if isinstance(f.value, torch.Generator)]
         call.generators += [v for v in flat.leaves if isinstance(v, torch.Generator)]
         call.generators.append(torch.default_generator)
         try:
-            entry = pipeline.run(call, self.options)
+            entry = pipeline.run(call, options)
         finally:
             reach.take_changes(originals)
         rehearse(entry.captured)

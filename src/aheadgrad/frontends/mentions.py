@@ -18,6 +18,11 @@ _LOADS = {"LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"}
 _NO_MATTER = {"PUSH_NULL", "PRECALL", "CACHE", "RESUME", "NOP", "COPY_FREE_VARS", "LOAD_FAST_CHECK"}
 
 
+_NUMBERS = {"int", "float", "bool"}
+_COMPARISONS = {"IS_OP", "COMPARE_OP", "CONTAINS_OP"}
+_ROWS = {"BUILD_TUPLE", "BUILD_LIST", "BUILD_SET"}
+
+
 def asked(name: str) -> str:
     return "?" + name
 
@@ -52,3 +57,28 @@ def _asked_by_name(code: types.CodeType) -> set[str]:
         name = rest[whose].argval if whose < len(rest) and rest[whose].opname == "LOAD_CONST" else None
         found |= {name, asked(name)} if isinstance(name, str) else {ANY}
     return found
+
+
+@functools.cache
+def compares_types(code: types.CodeType) -> bool:
+    """Does the code compare a type with that of a number, as in `type(n) is int`?"""
+    if "type" in code.co_names and not _NUMBERS.isdisjoint(code.co_names):
+        steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_MATTER]
+        for k, step in enumerate(steps):
+            if (
+                step.argval in _NUMBERS
+                and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+                and _compared(steps[k:])
+            ):
+                return True
+    return any(isinstance(const, types.CodeType) and compares_types(const) for const in code.co_consts)
+
+
+def _compared(steps: list[dis.Instruction]) -> bool:
+    """Is what is loaded first (alone, or in a row of such) compared next?"""
+    for step in steps:
+        if step.opname in _COMPARISONS:
+            return True
+        if step.opname not in _ROWS and step.argval not in _NUMBERS:
+            return False
+    return False

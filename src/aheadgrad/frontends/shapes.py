@@ -5,7 +5,8 @@
     dynamic=False    marked ones only
 
 Marked are dimensions given to `torch._dynamo.mark_dynamic` or `maybe_mark_dynamic`; those given to
-`mark_static` stay numbers in any case. Sizes 0 and 1 are always numbers, as everywhere in PyTorch.
+`mark_static` stay numbers in any case. Sizes 0 and 1 are always numbers, as everywhere in PyTorch, and so
+are all sizes of a tensor without elements: torch's formulas for symbols are not made for those.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Shapes:
 
     def _free(self, t: Tensor, path: str) -> frozenset[int]:
         sizes = tuple(t.shape)
+        if 0 in sizes:
+            return frozenset()
         dynamic, static = marked_sizes(t)
         free = set(dynamic)
         if self.dynamic:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.symbols import MODULES, is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.sizes import SizeTexts
@@ -33,7 +33,7 @@ class Namespace:
     """
 
     def __init__(self, sizes: SizeTexts | None = None) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {} if sizes is None else dict(MODULES)
         self.sizes = sizes
         self._names: dict[int, str] = {}
 

@@ -85,7 +85,9 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     if isinstance(offset, int) and offset == 0:
         meta = torch.empty_strided(size, stride, dtype=t.dtype, device="meta")
     else:
-        length = offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        empty = any(type(n) is int and n == 0 for n in size)  # symbols are never 0
+        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        length = 0 if empty else last + 1
         if not isinstance(t, FakeTensor) and t.device.type != "meta" and isinstance(length, int):
             length = max(length, t.untyped_storage().nbytes() // t.element_size())
         meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(size, stride, offset)

@@ -43,11 +43,14 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
 
     And what it tests, as text over the tensors `t0`, `t1`, ...
     """
+    from torch._dynamo.source import LocalSource
+
     env = fakes[0].fake_mode.shape_env
-    text = env.produce_guards_expression(fakes, ignore_static=False) or "True"
+    names = [f"t{i}" for i in range(len(fakes))]
+    parts = env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
+    text = " and ".join(f"({part})" for part in parts) or "True"  # a part may be an `or`
     text = re.sub(r"L\['(t\d+)'\]", r"\1", text)
-    names = ", ".join(f"t{i}" for i in range(len(fakes)))
-    holds = eval(f"lambda {names}: {text}", dict(SYMPY_INTERP))
+    holds = eval(f"lambda {', '.join(names)}: {text}", dict(SYMPY_INTERP))
 
     def check(*tensors: Tensor) -> bool:
         try:

@@ -9,7 +9,10 @@ expression is rebuilt from symbols that the program's inputs (or values made so 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,8 +64,11 @@ def constant_of(value: Any) -> Any:
     return int(expr) if isinstance(value, SymInt) else float(expr)
 
 
+MODULES: dict[str, Any] = {"math": math, "torch": torch}  # what `python_text` may refer to
+
+
 def python_text(expr: Any) -> str:
-    """The expression as Python source over its symbols' names."""
+    """The expression as Python source over its symbols' names (and `MODULES`)."""
     from torch.utils._sympy.printers import PythonPrinter
 
     return str(PythonPrinter().doprint(expr))
@@ -88,7 +94,30 @@ def _arithmetic() -> Any:
         def int_truediv(a: Any, b: Any) -> Any:
             return a / b
 
+        trunc_to_int = staticmethod(functools.partial(_rounded, math.trunc))
+        floor_to_int = staticmethod(functools.partial(_rounded, math.floor))
+        ceil_to_int = staticmethod(functools.partial(_rounded, math.ceil))
+        round_to_int = staticmethod(functools.partial(_rounded, round))
+
     return Python
+
+
+def _rounded(function: Callable[[Any], Any], a: Any, dtype: Any) -> Any:
+    """`math.floor` and its kin as nodes; Python would insist on a number for their results."""
+    if not isinstance(a, Proxy):
+        return function(a)
+    return a.tracer.create_proxy("call_function", function, (a,), {})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The interpreter of expressions logs a warning before it raises; the raised error is enough."""
+    log = logging.getLogger("torch.utils._sympy.interp")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 class _Arithmetic(GraphAppendingTracer):
@@ -163,5 +192,6 @@ class SymbolNodes:
             raise AssertionError(f"no input of this program provides the size {missing[0]}")
         tracer = _Arithmetic(self.graph, self.fresh)
         env = {s: Proxy(self._of_expression(s), tracer) for s in expr.free_symbols}
-        node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
+        with _quiet():
+            node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
         return node

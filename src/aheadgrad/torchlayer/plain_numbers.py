@@ -1,0 +1,159 @@
+"""Symbolic numbers that look like plain ones to the user's Python.
+
+While a function is recorded, `x.shape[0]` may be a `SymInt`. Arithmetic and comparisons on it are recorded
+or become assumptions of the entry; so do `int(n)` and `range(n)`. The rest of Python would see an odd object,
+and a result could be silently wrong. So, when code of the user's asks,
+
+    isinstance(n, int)       is true: the class shown is `int` (`float`, `bool`)
+    str(n), f"{n:>4}"        show the number, which the entry assumes from then on
+    n > 4                    is true or false, which the entry assumes from then on
+    n * 0.1 * 3              is not recorded if sympy's expression computes it in another order
+
+What nobody can notice is said in docs/differences.md: `type(n) is int`, `n is m`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from torch import SymBool, SymFloat, SymInt, sym_float
+
+from aheadgrad.errors import NeedsNumbers
+from aheadgrad.torchlayer.symbols import expression, is_symbolic
+
+_PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
+_EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_lock = threading.Lock()
+_active = threading.local()  # in this thread: which files are the user's
+_users = 0  # how many recordings are under way
+_undo: list[Callable[[], None]] = []
+
+
+@contextmanager
+def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
+    """Inside, in this thread, symbolic numbers look plain to code in files of the user's.
+
+    What cannot be so raises `NeedsNumbers`, once more at the end if the user's code caught it.
+    """
+    global _users
+    before = getattr(_active, "is_users", None), getattr(_active, "refused", None)
+    with _lock:
+        if not _users:
+            _install()
+        _users += 1
+    _active.is_users, _active.refused = functools.cache(is_users), None
+    try:
+        yield
+        if _active.refused is not None:
+            raise _active.refused
+    finally:
+        _active.is_users, _active.refused = before
+        with _lock:
+            _users -= 1
+            if not _users:
+                while _undo:
+                    _undo.pop()()
+
+
+def _asked_by_user() -> bool:
+    """Is the caller of the method that asks this code of the user's?"""
+    is_users = getattr(_active, "is_users", None)
+    if is_users is None:
+        return False
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen"):
+        frame = frame.f_back  # an abstract base class asks for whoever asks it
+    return frame is not None and bool(is_users(frame.f_code.co_filename))
+
+
+def _install() -> None:
+    for cls, plain in _PLAIN.items():
+        _show_class(cls, plain)
+        _put(cls, "__repr__", _shown_text(cls.__repr__, plain))
+        _put(cls, "__format__", _shown_format(cls.__format__, plain))
+    for cls in (SymInt, SymFloat):
+        for name in _COMPARISONS:
+            _put(cls, name, _decided(getattr(cls, name)))
+    for name in _EXACT:
+        _put(SymFloat, name, _exact(getattr(SymFloat, name)))
+
+
+def _put(cls: type, name: str, value: Any) -> None:
+    before = cls.__dict__.get(name)
+    undo = functools.partial(delattr, cls, name)
+    _undo.append(undo if before is None else functools.partial(setattr, cls, name, before))
+    setattr(cls, name, value)
+
+
+def _show_class(cls: type, plain: type) -> None:
+    """What `isinstance` asks an object for when its type will not do. Set in the ordinary way, `__class__`
+    would be that of the class itself, so the property goes into the table of the class directly."""
+    table: dict[str, Any] = gc.get_referents(cls.__dict__)[0]
+
+    def forget_lookups() -> None:
+        cls.__doc__ = cls.__doc__  # Python remembers what it found in a class until something is set
+
+    def undo() -> None:
+        del table["__class__"]
+        forget_lookups()
+
+    table["__class__"] = property(lambda self: plain if _asked_by_user() else cls)
+    forget_lookups()
+    _undo.append(undo)
+
+
+def _shown_text(original: Any, plain: Any) -> Any:
+    def __repr__(self: Any) -> str:
+        return repr(plain(self)) if _asked_by_user() else str(original(self))
+
+    return __repr__
+
+
+def _shown_format(original: Any, plain: Any) -> Any:
+    def __format__(self: Any, spec: str) -> str:
+        return format(plain(self), spec) if _asked_by_user() else str(original(self, spec))
+
+    return __format__
+
+
+def _decided(original: Any) -> Any:
+    @functools.wraps(original)
+    def comparison(self: Any, other: Any) -> Any:
+        out = original(self, other)
+        if isinstance(out, SymBool) and _asked_by_user() and out.node.hint is not None:
+            return bool(out)
+        return out
+
+    return comparison
+
+
+def _exact(original: Any) -> Any:
+    """Sympy joins `(n * 0.1) * 3` to `n * 0.3`, which rounds another way."""
+
+    @functools.wraps(original)
+    def operation(self: Any, other: Any) -> Any:
+        out = original(self, other)
+        if getattr(_active, "is_users", None) is not None and isinstance(out, SymFloat):
+            _check_order(out, self, other)
+        return out
+
+    return operation
+
+
+def _check_order(out: Any, a: Any, b: Any) -> None:
+    operands = {expression(sym_float(v)) if is_symbolic(v) else float(v) for v in (a, b)}
+    made = expression(out)
+    if len(made.args) == 2 and all(part in operands or -part in operands for part in made.args):
+        return
+    if made in operands or -made in operands:  # one of them is 0 or 1
+        return
+    _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
+    raise _active.refused
