@@ -6,6 +6,7 @@ a new one.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
@@ -49,6 +50,7 @@ from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
 
 _FULL = "the limit of entries is reached"
+_UNCHECKED = "a property of the arguments cannot be checked"
 
 
 @dataclass(eq=False)
@@ -83,7 +85,7 @@ class Compiled:
         self._lock = threading.RLock()
         self._full = False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
@@ -92,6 +94,19 @@ class Compiled:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        """As of the function itself: one with nothing to copy is shared. Entries are made anew."""
+        fn = copy.deepcopy(self._fn, memo)
+        return self if fn is self._fn else Compiled(fn, self.options)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the name leads here, as functions; otherwise the function and the options."""
+        name = str(getattr(self, "__qualname__", ""))
+        found: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Compiled, (self._fn, self.options))
 
     @property
     def source(self) -> str:
@@ -128,14 +143,14 @@ class Compiled:
                 guarded = self._compile(args, kwargs)
             except FallbackError as error:
                 return self._run_uncompiled(error.reason, args, kwargs, error)
-            if guarded.check(args, kwargs) is None:
-                reason = "a property of the arguments cannot be checked"
-                return self._run_uncompiled(reason, args, kwargs)
+            if guarded.check(args, kwargs) is MISS:
+                return self._run_uncompiled(_UNCHECKED, args, kwargs)
             self.entries.append(guarded)
             self.calls.append(guarded.call)
             if miss is not None:
                 self.misses.append(miss)
-        return guarded.call(args, kwargs)
+        out = guarded.call(args, kwargs)
+        return self._run_uncompiled(_UNCHECKED, args, kwargs) if out is MISS else out
 
     def _explain_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         miss = misses.closest(self._name, [g.why for g in self.entries], args, kwargs)

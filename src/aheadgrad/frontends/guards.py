@@ -1,6 +1,6 @@
 """The check of an entry: generated code that tells whether a call fits, and finds its inputs.
 
-The check takes the call's arguments and returns the entry's flat inputs, or None when any
+The check takes the call's arguments and returns the entry's flat inputs, or MISS when any
 assumption does not hold. In order, the common case first:
 
     ambient state, arguments and their structure, what the function reaches, all tensors, memory
@@ -31,7 +31,7 @@ from aheadgrad.frontends.places import ABSENT, Fact
 from aheadgrad.frontends.plain import SIMPLE, describe, freeze
 from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
-from aheadgrad.runtime.emit import Namespace
+from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of
@@ -56,7 +56,7 @@ def _always() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """`check` gives the inputs or None; `call` runs the entry or gives MISS; `why(args, kwargs, note)`."""
+    """`check` gives the inputs or MISS; `call` runs the entry or gives MISS; `why(args, kwargs, note)`."""
 
     check: Callable[..., Any]
     call: Callable[..., Any]
@@ -80,7 +80,7 @@ class GuardWriter:
         self.reach = reach
         self.leaves = leaves
         self.names = self.entry.names if self.entry.inline else Namespace()
-        self.call = Checks("call", self.names, "args, kwargs")
+        self.call = Checks("call", self.names, "args, kwargs", self.names.name(MISS, "MISS"))
         self.find = Checks("find", self.names, "")
         self.values = values
         self.where: dict[int, str] = {}  # by id of a tensor: how the check calls it
@@ -99,15 +99,13 @@ class GuardWriter:
         self._tensors(inputs)
         self._autograd(inputs)
         MemoryWriter(self, inputs).write()
-        missing = self.names.name(MISS, "MISS")
-        check = Checks("check", self.names, "args, kwargs")
-        check.fast.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
-        lines = [x.replace("return None", f"return {missing}") for x in self.call.fast.lines]
-        self.call.fast.lines = lines + self._run(self._spread(inputs))
+        check = Script("check", self.names)
+        check.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
+        self.call.fast.lines += self._run(self._spread(inputs))
         call, source = self.call.fast.function("args, kwargs")
         if self.state or self.find.fast.lines:
             source = self.find.fast.source("") + "\n" + source
-        return Guard(check.fast.function("args, kwargs")[0], call, self.call.explained(), source)
+        return Guard(check.function("args, kwargs")[0], call, self.call.explained(), source)
 
     def _run(self, inputs: str) -> list[str]:
         if self.entry.inline is not None:
@@ -242,14 +240,14 @@ class GuardWriter:
             with self.call.fast.block(head):
                 only_fast(f"found = {where}.renew()")
                 with self.call.fast.block("if found is None:"):
-                    only_fast("return None")
+                    self.call.miss()
                 only_fast(f"{stamp} = found")
 
         only_fast(f"{stamp} = {where}.stamp")
         renewed(f"if {changed}:")
         if self.state:
             with self.call.fast.block(f"elif not {name(match, 'state_matches')}(*state):"):
-                only_fast("return None")
+                self.call.miss()
         if kept:
             renewed(f"elif tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.call.only_slow(f"state = {where}.find()")
@@ -362,13 +360,13 @@ class GuardWriter:
             seen = {**wholes, **symbolic}
             check = self.names.name(tensor_check([r for _, r in others], seen), "tensors_match")
             with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
-                self.call.only_fast("return None")
+                self.call.miss()
         if others and mine:
             given = "".join(f"id({text}), " for text, _ in others)
             test = f"not ids.isdisjoint(({given}))" if len(others) > _FEW else ""
             test = test or " or ".join(f"id({text}) in ids" for text, _ in others)
             with self.call.fast.block(f"if {test}:"):
-                self.call.only_fast("return None")
+                self.call.miss()
         looks = tuple(look_of(path, r, symbolic.get(id(r))) for path, r in zip(paths, reals, strict=True))
         compare = f"{self.names.name(compare_looks, 'compare_looks')}(note, {self.names.name(looks, 'looks')}"
         with self.call.slow.block(f"if {compare}, ({self._spread(texts, ', ')})):"):
