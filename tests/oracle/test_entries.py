@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import pickle
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 import aheadgrad
-from aheadgrad.errors import FallbackWarning
+from aheadgrad.errors import FallbackError, FallbackWarning
 
 from .common import assert_equal, strict
 
@@ -98,3 +101,135 @@ def test_copies_of_compiled_objects_and_bound_methods_have_their_own() -> None:
 def test_a_keyword_named_self() -> None:
     alike(lambda c: c(lambda x, self: x * self)(torch.ones(1), self=2.0), strictly=True)
     alike(lambda c: c(lambda x, args, kwargs: x * args - kwargs)(torch.ones(1), args=2.0, kwargs=1))
+
+
+def refusing(x: Tensor) -> Tensor:
+    """Reading `.grad` inside is refused, after the lines before it have run."""
+    assert x.grad is None
+    return x
+
+
+class Counter:
+    n = 0
+
+
+def test_a_refused_call_runs_python_once() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        log: list[float] = []
+        counter = Counter()
+        counter.n, counter.seen = 0, {}
+
+        def f(x: Tensor) -> Tensor:
+            counter.n += 1
+            counter.seen[counter.n] = 1
+            counter.last = counter.n
+            log.append(random.random())
+            return refusing(x) * counter.n
+
+        random.seed(0)
+        run, x = compile(f), torch.ones(2)
+        results = [run(x), run(x), run(torch.ones(3)), run(torch.ones(1, 1))]
+        return results, counter.n, counter.last, list(counter.seen), log, random.random()
+
+    alike(play)
+
+
+def test_refusals_are_remembered_and_other_calls_tried() -> None:
+    runs = []
+
+    def f(x: Tensor, how: str) -> Tensor:
+        runs.append(how)
+        return x * 2 if how == "good" else refusing(x) * 3
+
+    compiled = aheadgrad.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in range(1, 6):
+            compiled(torch.ones(n), "bad")
+    assert sum(compiled.fallbacks.values()) == 5
+    assert runs == ["bad"] * 5
+    compiled(torch.ones(1), "good")
+    assert len(compiled.entries) == 1
+    assert sum(compiled.fallbacks.values()) == 5
+
+
+def test_a_refusal_is_an_error_each_time_where_that_was_asked_for() -> None:
+    compiled = strict(lambda x: refusing(x) * 2)
+    for _ in range(3):
+        with pytest.raises(FallbackError, match="grad of an input"):
+            compiled(torch.ones(1))
+
+
+def test_an_end_to_refusals() -> None:
+    tried = []
+
+    def f(x: Tensor, how: str) -> Tensor:
+        tried.append(how)
+        return refusing(x) * len(how)
+
+    compiled = aheadgrad.compile(f, max_entries=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for n in range(6):
+            assert compiled(torch.ones(1), "a" * n).item() == n
+    assert len(compiled.fallbacks) == 2
+
+
+def test_a_set_or_array_argument_that_is_changed_inside() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        def f(x: Tensor, seen: set[int], table: Any) -> Tensor:
+            seen.add(len(seen))
+            table[0] += 1
+            return x * len(seen) + float(table[0])
+
+        run, x, seen, table, out = compile(f), torch.ones(1), {7}, numpy.zeros(2), []
+        for _ in range(3):
+            out.append(run(x, seen, table))
+        return out, sorted(seen), table.tolist(), run(x, {7}, numpy.zeros(2))
+
+    alike(play)
+
+
+class Link:
+    def __init__(self, rest: Any) -> None:
+        self.rest = rest
+
+
+def test_long_chains_and_lists_that_contain_themselves() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        chain: Any = None
+        for _ in range(2000):
+            chain = Link(chain)
+
+        def walk(x: Tensor) -> Tensor:
+            node, n = chain, 0
+            while node is not None:
+                node, n = node.rest, n + 1
+            return x * n
+
+        loop: list[Any] = [2.0]
+        loop.append(loop)
+        deep: list[Any] = []
+        for _ in range(2000):
+            deep = [deep]
+        first = compile(lambda x, items: x * items[0])
+        any_list = compile(lambda x, items: x * len(items))
+        x = torch.ones(1)
+        odd = collections.deque([x])
+        results = [compile(walk)(x), first(x, [3.0]), first(x, loop), any_list(x, odd)]
+        return [*results, any_list(x, deep), any_list(x, collections.deque([loop]))]
+
+    alike(play)
+
+
+def test_torchscript_is_left_alone() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        torch.manual_seed(0)
+        scripted = torch.jit.script(nn.Linear(2, 2))
+        whole, part = compile(scripted), compile(nn.Sequential(scripted, nn.ReLU()))
+        called = compile(lambda x: scripted(x) * 2)
+        function = compile(torch.jit.script(plain))
+        x = torch.ones(1, 2)
+        return [run(x) for run in (whole, part, called, function) for _ in range(2)]
+
+    alike(play)

@@ -40,7 +40,7 @@ class ValueWriter:
         if self._is_open(self.args) and self._is_open(self.kwargs):
             self._in_place()
         else:
-            flatten = names.name(pytree.tree_flatten, "tree_flatten")
+            flatten = names.name(pytree.flatten_shallow, "tree_flatten")
             checks.line(f"leaves, spec = {flatten}((args, kwargs), {names.name(pytree.is_size, 'is_size')})")
             same = f"spec == {names.name(self.flat.spec, 'expected_spec')}"
             checks.unless(same, "the structure of the arguments", str(self.flat.spec), "spec", last=True)

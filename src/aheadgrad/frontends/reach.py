@@ -69,6 +69,10 @@ class Reach:
     def find(self, real: Tensor) -> Fact | None:
         return self.tensors.get(id(real))
 
+    def everything(self) -> list[Any]:
+        """All that was walked over, tensors and plain values apart."""
+        return list(self._seen.values())
+
     def take_changes(self, originals: dict[int, Tensor]) -> list[tuple[Callable[[Any], None], Any]]:
         """The tensors that a run has left somewhere: how to leave them there again, and the tensors.
 

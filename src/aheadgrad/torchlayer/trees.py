@@ -18,6 +18,7 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
+    "flatten_shallow",
     "is_leaf",
     "is_size",
     "keystr",
@@ -33,6 +34,14 @@ __all__ = [
 def is_size(value: Any) -> bool:
     """A `torch.Size` is one value, although pytree would open it."""
     return isinstance(value, torch.Size)
+
+
+def flatten_shallow(value: Any, is_leaf: Any) -> tuple[list[Any], Any]:
+    """As `tree_flatten`; no leaves, and a spec like no other, for what is nested too deeply or in itself."""
+    try:
+        return tree_flatten(value, is_leaf)
+    except RecursionError:
+        return [], None
 
 
 def is_leaf(value: Any) -> bool:
