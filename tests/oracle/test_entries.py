@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
+import math
 import pickle
 import random
 import warnings
@@ -25,7 +27,7 @@ def alike(play: Callable[[Callable[[Any], Any]], Any], *, strictly: bool = False
     """What a play gives with `compile` in its hands is what it gives with nothing done."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        found = play(strict if strictly else aheadgrad.compile)
+        found = play(functools.partial(aheadgrad.compile, max_entries=64, fallback="error" if strictly else "warn"))
     assert_equal(play(lambda fn: fn), found)
 
 
@@ -231,5 +233,65 @@ def test_torchscript_is_left_alone() -> None:
         function = compile(torch.jit.script(plain))
         x = torch.ones(1, 2)
         return [run(x) for run in (whole, part, called, function) for _ in range(2)]
+
+    alike(play)
+
+
+def test_an_argument_that_is_a_tensor_within_reach() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        held, holder, names = torch.ones(1), Counter(), {"t": torch.ones(1)}
+        holder.t = torch.ones(1)
+        by_closure = compile(lambda x: x * 2 if x is held else x * 3)
+        by_attribute = compile(lambda x: x * 2 if x is holder.t else x * 3)
+        by_key = compile(lambda x, y: x * 2 if y is names["t"] else x * 3)
+        x, out = torch.ones(1), []
+        for t in (x, held, x, torch.zeros(1), held):
+            out.append(by_closure(t))
+        for t in (x, holder.t, x, names["t"]):
+            out.append(by_attribute(t))
+        for t in (x, names["t"], x):
+            out.append(by_key(torch.ones(2), t))
+        holder.t = x
+        return [*out, by_attribute(x), by_attribute(torch.ones(1))]
+
+    alike(play)
+
+
+def test_the_same_container_twice() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        q: list[Any] = [1.0]
+
+        def grow(x: Tensor, a: Any, b: Any) -> Tensor:
+            a.append(1.0)
+            return x * len(b)
+
+        pairs = compile(lambda x, a, b: x * (2 if a is b else 3))
+        known = compile(lambda x, a: x * (2 if a is q else 3) * len(q))
+        grows = compile(grow)
+        x, out = torch.ones(1), []
+        for a, b in (([1.0], [1.0]), (q, q), ([1.0], [1.0]), (q, [1.0])):
+            out += [pairs(x, a, b), known(x, a), grows(x, list(a), list(b))]
+        for a, b in (({1}, {1}), (s := {1}, s), ({1}, {1})):
+            out.append(pairs(x, a, b))
+        deques = collections.deque([x]), collections.deque([x])
+        out += [pairs(x, *deques), pairs(x, deques[0], deques[0]), pairs(x, *deques)]
+        out += [pairs(x, {"a": q}, q)]
+        return [*out, grows(x, q, q), len(q), grows(x, q, q), len(q)]
+
+    alike(play)
+
+
+def test_keys_that_are_equal_and_not_the_same() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        def f(x: Tensor, d: Any) -> Tensor:
+            (key,) = d
+            return x * {bool: 2, int: 3, float: 5, str: 7, tuple: 11}[type(key)] * d[key]
+
+        run, x, out = compile(f), torch.ones(1), []
+        dicts: list[Any] = [{1: 4}, {True: 4}, {1.0: 4}, {"1": 4}, {(1,): 4}, {(True,): 4}]
+        for d in dicts * 2:
+            out += [run(x, d), run(x, collections.defaultdict(int, d)), run(x, collections.OrderedDict(d))]
+        sign = compile(lambda x, d: x * math.copysign(1.0, next(iter(d))))
+        return [*out, sign(x, {0.0: 1}), sign(x, {-0.0: 1})]
 
     alike(play)

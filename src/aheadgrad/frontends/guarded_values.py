@@ -8,13 +8,14 @@ objects by identity, and what the function reads off them is checked besides (`r
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 from torch import Tensor
 
 from aheadgrad.frontends.checks import Checks
 from aheadgrad.frontends.function import Flat
+from aheadgrad.frontends.given import GivenWriter, is_named_tuple
 from aheadgrad.frontends.plain import SIMPLE, describe, freeze, frozen, is_compared
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
@@ -31,19 +32,25 @@ class ValueWriter:
         pairs = list(zip(flat.leaves, flat.paths, strict=True))
         self.paths = {id(v): path for v, path in reversed(pairs)}
         self.tensors = {id(v): v for v in flat.leaves if isinstance(v, Tensor)}
+        self.taken_apart = self._is_open(self.args) and self._is_open(self.kwargs)
         self.later: list[tuple[str, Tensor, str]] = []
         self.where: dict[int, str] = {}
 
     def write(self, checks: Checks, names: Namespace) -> dict[int, str]:
         """By id of each tensor given: the name that it has in the check."""
         self.checks, self.names = checks, names
-        if self._is_open(self.args) and self._is_open(self.kwargs):
+        self.given = GivenWriter(checks, names)
+        if self.taken_apart:
             self._in_place()
         else:
             flatten = names.name(pytree.flatten_shallow, "tree_flatten")
             checks.line(f"leaves, spec = {flatten}((args, kwargs), {names.name(pytree.is_size, 'is_size')})")
             same = f"spec == {names.name(self.flat.spec, 'expected_spec')}"
             checks.unless(same, "the structure of the arguments", str(self.flat.spec), "spec", last=True)
+            keys = (
+                f"{names.name(_keys, 'keys')}(spec) == {names.name(_keys(self.flat.spec), 'expected_keys')}"
+            )
+            checks.unless(keys, "the keys of dictionaries", "as they were", "'of other types'", last=True)
             for i, (value, path) in enumerate(zip(self.flat.leaves, self.flat.paths, strict=True)):
                 self._value(f"leaves[{i}]", f"a{i}", value, path)
         return self.where
@@ -69,15 +76,16 @@ class ValueWriter:
 
     def _is_open(self, value: Any) -> bool:
         """Can this be taken apart without pytree?"""
-        if type(value) in (tuple, list) or _is_named_tuple(value):
+        if type(value) in (tuple, list) or is_named_tuple(value):
             return all(self._is_open(v) for v in value)
         if type(value) in (dict, OrderedDict):
-            return all(type(k) is str for k in value) and all(self._is_open(v) for v in value.values())
+            return all(self._is_open(v) for v in value.values())
         return isinstance(value, Tensor) or type(value) in SIMPLE or pytree.is_leaf(value)
 
     def _value(self, source: str, name: str, value: Any, path: str) -> None:
         if source != name:
             self.checks.line(f"{name} = {source}")
+        self.given.note(name, value)
         if isinstance(value, Tensor):
             self._tensor(name, value, path)
         elif self._takes_apart(value):
@@ -87,7 +95,7 @@ class ValueWriter:
 
     def _takes_apart(self, value: Any) -> bool:
         kinds = (tuple, list, dict, OrderedDict)
-        return not pytree.is_leaf(value) and (type(value) in kinds or _is_named_tuple(value))
+        return not pytree.is_leaf(value) and (type(value) in kinds or is_named_tuple(value))
 
     def _tensor(self, name: str, value: Tensor, path: str) -> None:
         known = self.where.get(id(value))
@@ -103,10 +111,9 @@ class ValueWriter:
         same = f"type({name}) is {kind}"
         self.checks.unless(same, path, f"a {type(value).__name__}", now, last=True)
         if isinstance(value, dict):
-            keys = f"list({name})"
-            test = f"{keys} == {self.names.literal(list(value))}"
-            self.checks.unless(test, f"the keys of {path}", str(list(value)), keys, last=True)
-            parts = [(f"{name}[{key!r}]", part, f"{path}[{key!r}]") for key, part in value.items()]
+            self._key_test(name, list(value), path)
+            literal, items = self.names.literal, value.items()
+            parts = [(f"{name}[{literal(key)}]", part, f"{path}[{describe(key)}]") for key, part in items]
         else:
             size = f"len({name})"
             test = f"{size} == {len(value)}"
@@ -114,6 +121,14 @@ class ValueWriter:
             parts = [(f"{name}[{i}]", part, f"{path}[{i}]") for i, part in enumerate(value)]
         for i, (text, part, where) in enumerate(parts):
             self._value(text, f"{name}_{i}", part, where)
+
+    def _key_test(self, name: str, keys: list[Any], path: str) -> None:
+        now = f"list({name})"
+        test = f"{now} == {self.names.literal(keys)}"
+        if any(type(key) is not str for key in keys):  # 1, True and 1.0 are equal, and so are others
+            test = f"{self.names.name(freeze, 'freeze')}({now}) == {self.names.name(freeze(keys), 'frozen')}"
+        shown = f"[{', '.join(map(describe, keys))}]"
+        self.checks.unless(test, f"the keys of {path}", shown, now, last=True)
 
     @staticmethod
     def constant(checks: Checks, names: Namespace, name: str, value: Any, path: str) -> None:
@@ -138,5 +153,7 @@ def _is_odd(value: Any) -> bool:
     return isinstance(value, float) and (math.isnan(value) or value == 0.0)
 
 
-def _is_named_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(type(value), "_fields") and type(value) is not tuple
+def _keys(spec: Any) -> Any:
+    """The keys of the dictionaries in a structure; specs compare them by `==`, which 1 and True pass."""
+    own = freeze(spec.context) if spec.type in (dict, OrderedDict, defaultdict) else None
+    return own, tuple(map(_keys, pytree.children(spec)))

@@ -87,12 +87,16 @@ class GuardWriter:
         self.state: list[Tensor] = []  # tensors found in dictionaries, in the order of `state`
         self.reals = [e.real for e in captured.session.entrances]
         self.reals += [m.real for m in captured.session.members]
+        self.bystanders: list[str] = []  # places of tensors that are reached, but no inputs
+        self.steady_bystanders: list[str] = []  # those in dictionaries that seldom change
         self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
     def write(self) -> Guard:
         self._ambient()
         self.where.update(self.values.write(self.call, self.names))
         self.given = dict(self.where)
+        everything = self.reach.everything()
+        self.values.given.write(taken_apart=self.values.taken_apart, reached=everything)
         self._reached()
         inputs = [self._find(real) for real in self.reals]
         self._aliases()
@@ -214,6 +218,7 @@ class GuardWriter:
             elif steady and id(value) not in {id(r) for r in self.reals}:
                 test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
                 self.find.unless(test, path, "a tensor", f"type({text}).__name__")
+                self.steady_bystanders.append(text)
             else:
                 self.values.later.append((text, value, path))
 
@@ -230,6 +235,10 @@ class GuardWriter:
         watched = self._watched(tables)
         match = tensor_check(self.state) if self.state else _always
         around = Surroundings(find, match, watched, keep_pointers=kept, stamps=not self.leaves)
+        if self.steady_bystanders:
+            others = Script("bystanders", self.names)
+            others.line(f"return ({''.join(f'{text}, ' for text in self.steady_bystanders)})")
+            around.bystanders = others.function("")[0]
         changed = "not held(things)"
         if watched.hooks:
             changed = f"hooks != {name(RemovableHandle, 'Handle')}.next_id or {changed}"
@@ -336,6 +345,7 @@ class GuardWriter:
             if known is None:
                 test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
                 self.call.unless(test, path, "a tensor", f"type({text}).__name__")
+                self.bystanders.append(text)
             elif known != text:
                 self.call.unless(f"{text} is {known}", path, "the same tensor as elsewhere", "'another one'")
 
@@ -361,7 +371,13 @@ class GuardWriter:
             check = self.names.name(tensor_check([r for _, r in others], seen), "tensors_match")
             with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
                 self.call.miss()
-        if others and mine:
+        if others and self.bystanders:
+            ids = [
+                "".join(f"id({text}), " for text in some) for some in (self.bystanders, self.given.values())
+            ]
+            test = f"{{{ids[0]}}}.isdisjoint(({ids[1]}))"
+            self.call.unless(test, "arguments", "none that the function also reaches", "'one of those'")
+        if others and (mine or self.steady_bystanders):
             given = "".join(f"id({text}), " for text, _ in others)
             test = f"not ids.isdisjoint(({given}))" if len(others) > _FEW else ""
             test = test or " or ".join(f"id({text}) in ids" for text, _ in others)

@@ -22,6 +22,7 @@ from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
+from aheadgrad.frontends.given import refuse_shared
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.places import Given, changed_containers, containers
@@ -68,6 +69,8 @@ class Making:
     def run(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None, undo: Undo
     ) -> Guarded:
+        self._refuse_reached()
+        refuse_shared(args, kwargs, self.reach.everything())
         state = [(p.slot, p.get()) for p in self.places]
         call = make_call(self._observed, self.flat, state, self._around)
         call.returns = functools.partial(return_text, self.changed)
@@ -82,6 +85,13 @@ class Making:
         if kind is not None:
             raise FallbackError(f"the function changes a {kind} that it was given")
         return self._guarded(entry, args, kwargs)
+
+    def _refuse_reached(self) -> None:
+        """The recording sees something else in an argument's place, and itself in all others."""
+        swapped = {id(p.get()) for p in self.places}
+        for path, leaf in zip(self.flat.paths, self.flat.leaves, strict=True):
+            if isinstance(leaf, Tensor) and id(leaf) not in swapped and self.reach.find(leaf) is not None:
+                raise FallbackError(f"{path} is also reached from outside the arguments")
 
     def _guarded(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
         values = ValueWriter(self.flat, args, kwargs, ordered=takes_any_keyword(self.target))

@@ -22,6 +22,7 @@ __all__ = [
     "is_leaf",
     "is_size",
     "keystr",
+    "parts",
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
@@ -42,6 +43,11 @@ def flatten_shallow(value: Any, is_leaf: Any) -> tuple[list[Any], Any]:
         return tree_flatten(value, is_leaf)
     except RecursionError:
         return [], None
+
+
+def parts(value: Any) -> list[Any]:
+    """What a container holds, one level down."""
+    return tree_leaves(value, is_leaf=lambda v: v is not value)
 
 
 def is_leaf(value: Any) -> bool:

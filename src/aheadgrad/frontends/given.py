@@ -1,0 +1,85 @@
+"""Containers among the arguments: each is an object of its own, which code can tell (`a is b`, `a.append`).
+
+The recording sees copies of lists and dictionaries. So the same list given twice, or one that the function
+also reaches by itself, runs uncompiled, and a check makes sure that no such call takes an entry.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+from aheadgrad.errors import FallbackError
+from aheadgrad.frontends.checks import Checks
+from aheadgrad.frontends.undo import is_changeable
+from aheadgrad.runtime.emit import Namespace
+from aheadgrad.torchlayer import trees as pytree
+
+_KINDS = {list, dict, OrderedDict, defaultdict, deque}
+
+
+def is_container(value: Any) -> bool:
+    """A container that is taken apart, and that code can change."""
+    return type(value) in _KINDS
+
+
+def is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(type(value), "_fields") and type(value) is not tuple
+
+
+def changeable(value: Any) -> Iterator[Any]:
+    """The containers in a structure of arguments, and the leaves that code can change."""
+    if is_container(value) or is_changeable(value):
+        yield value
+    if not pytree.is_leaf(value):
+        for part in pytree.parts(value):
+            yield from changeable(part)
+
+
+def changeable_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    return [v for part in (*args, *kwargs.values()) for v in changeable(part)]
+
+
+def refuse_shared(args: tuple[Any, ...], kwargs: dict[str, Any], reached: list[Any]) -> None:
+    """What the recording, which sees copies, would get wrong."""
+    known = {id(v) for v in reached if is_container(v)}
+    seen: set[int] = set()
+    for value in changeable_list(args, kwargs):
+        kind = type(value).__name__
+        if id(value) in seen:
+            raise FallbackError(f"the same {kind} is given twice")
+        if id(value) in known:
+            raise FallbackError(f"a {kind} is given that the function also reaches by itself")
+        seen.add(id(value))
+
+
+class GivenWriter:
+    """Writes what a check has to say about containers; `names` are those it knows by name."""
+
+    def __init__(self, checks: Checks, names: Namespace) -> None:
+        self.checks = checks
+        self.names = names
+        self.known: list[str] = []
+
+    def note(self, name: str, value: Any) -> None:
+        """In the check, a value has this name."""
+        if is_container(value) or is_changeable(value):
+            self.known.append(name)
+
+    def write(self, *, taken_apart: bool, reached: list[Any]) -> None:
+        """`taken_apart` if the check knows all parts by name; otherwise it has to look for them."""
+        own = [v for v in reached if is_container(v)]
+        count = str(len(self.known))
+        ids = f"({''.join(f'id({name}), ' for name in self.known)})"
+        if not taken_apart:
+            found = self.names.name(changeable_list, "changeable_list")
+            self.checks.line(f"own = list(map(id, {found}(args, kwargs)))")
+            ids, count = "own", "len(own)"
+        if len(self.known) > 1 or not taken_apart:
+            test = f"len(set({ids})) == {count}"
+            self.checks.unless(test, "arguments", "lists of their own", "'the same one twice'")
+        if own and (self.known or not taken_apart):
+            self.names.name(own, "held")  # an id means something as long as its object lives
+            test = f"{self.names.name(frozenset(map(id, own)), 'reached')}.isdisjoint({ids})"
+            self.checks.unless(test, "arguments", "lists of their own", "'one that the function reaches'")
