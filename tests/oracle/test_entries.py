@@ -27,7 +27,9 @@ def alike(play: Callable[[Callable[[Any], Any]], Any], *, strictly: bool = False
     """What a play gives with `compile` in its hands is what it gives with nothing done."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        found = play(functools.partial(aheadgrad.compile, max_entries=64, fallback="error" if strictly else "warn"))
+        found = play(
+            functools.partial(aheadgrad.compile, max_entries=64, fallback="error" if strictly else "warn")
+        )
     assert_equal(play(lambda fn: fn), found)
 
 
@@ -293,5 +295,95 @@ def test_keys_that_are_equal_and_not_the_same() -> None:
             out += [run(x, d), run(x, collections.defaultdict(int, d)), run(x, collections.OrderedDict(d))]
         sign = compile(lambda x, d: x * math.copysign(1.0, next(iter(d))))
         return [*out, sign(x, {0.0: 1}), sign(x, {-0.0: 1})]
+
+    alike(play)
+
+
+def test_what_is_made_inside_is_new_at_each_call() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        def f(x: Tensor) -> Any:
+            made = Counter()
+            made.n = 1
+            return x * 2, {1}, numpy.zeros(2), bytearray(b"ab"), made, [{"k": {2}}], lambda: made.n
+
+        run, x, out = compile(f), torch.ones(1), []
+        for _ in range(3):
+            y, numbers, array, text, made, nested, later = run(x)
+            out += [y, sorted(numbers), array.tolist(), bytes(text), made.n, sorted(nested[0]["k"]), later()]
+            numbers.add(9)
+            array[0] = 9
+            text[0] = 0
+            made.n = 9
+            nested[0]["k"].clear()
+        return out
+
+    alike(play)
+
+
+def test_sets_and_arrays_made_inside_are_compiled() -> None:
+    run = strict(lambda x: (x * 2, {1, "a"}, numpy.zeros(2), bytearray(b"ab"), frozenset([1]), slice(2)))
+    first, second = run(torch.ones(1)), run(torch.ones(1))
+    for a, b in zip(first[1:4], second[1:4], strict=True):
+        assert a is not b
+
+
+def test_what_belongs_to_the_caller_is_returned_itself() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        history: list[Any] = []
+        thing, seen = Counter(), {3}
+
+        def f(x: Tensor, d: Any, s: Any) -> Any:
+            d["y"] = x * 2
+            return d, (x, [d["inner"]], s), history, thing, seen
+
+        run, x, out = compile(f), torch.ones(1), []
+        for _ in range(3):
+            d: dict[str, Any] = {"inner": [torch.zeros(1)]}
+            s = {1}
+            a, (b, (c,), e), h, t, own = run(x, d, s)
+            out += [a is d, b is x, c is d["inner"], e is s, h is history, t is thing, own is seen, d["y"]]
+        whole = compile(lambda d: d)
+        return [*out, whole(d) is d, whole(h) is h, whole((1, 2))]
+
+    alike(play)
+
+
+def test_containers_that_are_changed_inside() -> None:
+    class Pair(collections.namedtuple("Pair", "a b")):
+        pass
+
+    def play(compile: Callable[[Any], Any]) -> Any:
+        def f(x: Tensor, q: Any, d: Any, pair: Any) -> Tensor:
+            q.append(x * 2)
+            d["n"] = x * 3
+            pair.a.append(x * 4)
+            return x
+
+        run, x = compile(f), torch.ones(1)
+        q: Any = collections.deque(maxlen=2)
+        d: Any = collections.defaultdict(list)
+        pair = Pair([], 1)
+        for _ in range(3):
+            run(x, q, d, pair)
+        run(x, [], collections.OrderedDict(), pair)
+        return list(q), dict(d), len(pair.a), pair.a
+
+    alike(play)
+
+
+class Point(collections.namedtuple("Point", "a")):
+    pass
+
+
+def test_named_tuples_with_attributes() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        run, out = compile(lambda p: p.a * getattr(p, "k", 1.0)), []
+        nested = compile(lambda d, p: p.a * getattr(p, "k", 1.0) * len(d))
+        for k in (None, 2.0, 3.0, None):
+            point = Point(torch.ones(1))
+            if k is not None:
+                point.k = k
+            out += [run(point), nested(collections.deque([1, 2]), point)]
+        return out
 
     alike(play)

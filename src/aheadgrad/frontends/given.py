@@ -41,8 +41,21 @@ def changeable_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     return [v for part in (*args, *kwargs.values()) for v in changeable(part)]
 
 
+def has_attributes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Is there a named tuple with more than its fields, which a copy of it does not have?"""
+
+    def look(value: Any) -> bool:
+        if is_named_tuple(value) and getattr(value, "__dict__", None):
+            return True
+        return not pytree.is_leaf(value) and any(map(look, pytree.parts(value)))
+
+    return any(map(look, (*args, *kwargs.values())))
+
+
 def refuse_shared(args: tuple[Any, ...], kwargs: dict[str, Any], reached: list[Any]) -> None:
     """What the recording, which sees copies, would get wrong."""
+    if has_attributes(args, kwargs):
+        raise FallbackError("a named tuple is given that has attributes besides its fields")
     known = {id(v) for v in reached if is_container(v)}
     seen: set[int] = set()
     for value in changeable_list(args, kwargs):
@@ -76,6 +89,8 @@ class GivenWriter:
             found = self.names.name(changeable_list, "changeable_list")
             self.checks.line(f"own = list(map(id, {found}(args, kwargs)))")
             ids, count = "own", "len(own)"
+            odd = f"{self.names.name(has_attributes, 'has_attributes')}(args, kwargs)"
+            self.checks.unless(f"not {odd}", "named tuples", "no attributes besides fields", "'some'")
         if len(self.known) > 1 or not taken_apart:
             test = f"len(set({ids})) == {count}"
             self.checks.unless(test, "arguments", "lists of their own", "'the same one twice'")

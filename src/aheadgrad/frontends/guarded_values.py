@@ -115,6 +115,8 @@ class ValueWriter:
             literal, items = self.names.literal, value.items()
             parts = [(f"{name}[{literal(key)}]", part, f"{path}[{describe(key)}]") for key, part in items]
         else:
+            if hasattr(value, "__dict__"):
+                self.checks.unless(f"not {name}.__dict__", path, "no attributes besides fields", "'some'")
             size = f"len({name})"
             test = f"{size} == {len(value)}"
             self.checks.unless(test, path, f"{len(value)} elements", size, last=True)

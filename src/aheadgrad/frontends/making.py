@@ -8,7 +8,6 @@ same behind.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -27,11 +26,11 @@ from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.places import Given, changed_containers, containers
 from aheadgrad.frontends.reach import Reach
+from aheadgrad.frontends.results import Kept, check_result, kept_parts
 from aheadgrad.frontends.returns import leave, return_text
 from aheadgrad.frontends.undo import Undo
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
-from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dynamo import Symbols
 
 
@@ -63,6 +62,7 @@ class Making:
         self.reach = Reach(roots, skip=[p.table for p in self.places])
         _refuse_scripts(self.reach.everything())
         self.originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
+        self.kept: list[Kept] = []
         self.has_run = False
         self.changed: list[Callable[[Any], None] | Given] = []
 
@@ -73,7 +73,7 @@ class Making:
         refuse_shared(args, kwargs, self.reach.everything())
         state = [(p.slot, p.get()) for p in self.places]
         call = make_call(self._observed, self.flat, state, self._around)
-        call.returns = functools.partial(return_text, self.changed)
+        call.returns = functools.partial(return_text, self.changed, self.kept)
         if symbols is not None:
             call.symbols = symbols
         try:
@@ -98,7 +98,7 @@ class Making:
         guard = GuardWriter(values, entry, self.places, self.reach, leaves=bool(self.changed)).write()
         entry.captured.release()
         run = guard.call
-        if any(isinstance(put, Given) for put in self.changed):
+        if self.kept or any(isinstance(put, Given) for put in self.changed):
             run = functools.partial(leave, run)
         return Guarded(guard.check, run, guard.why, entry.run, entry, guard.source + "\n\n" + entry.source)
 
@@ -112,7 +112,9 @@ class Making:
         self.has_run = True
         before = containers((args, kwargs))
         result = self.fn(*args, **kwargs)
-        _check_result(result)
+        reached = self.reach.everything()
+        check_result(result, [*reached, *self.flat.leaves])
+        self.kept[:] = kept_parts(result, (args, kwargs), reached)
         new: list[tuple[Any, Any]]
         new = [(p.put, v) for p, v in modules.rebound(self.places) if id(v) not in self.originals]
         new += self.reach.take_changes(self.originals)
@@ -132,16 +134,3 @@ def _refuse_iterators(flat: Flat) -> None:
     for path, value in zip(flat.paths, flat.leaves, strict=True):
         if hasattr(type(value), "__next__"):
             raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
-
-
-def _check_result(result: Any) -> None:
-    """Traced tensors must not leave inside objects that pytree does not know."""
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor):
-            continue
-        held = getattr(leaf, "__dict__", None)
-        inside = isinstance(held, dict) and any(isinstance(v, Tensor) for v in held.values())
-        if inside or isinstance(leaf, types.GeneratorType):
-            raise FallbackError(
-                f"the function returns a {type(leaf).__name__}, which pytree does not know how to open"
-            )
