@@ -10,12 +10,15 @@ import pickle
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import aheadgrad
 from aheadgrad.errors import FallbackError, FallbackWarning
@@ -384,6 +387,56 @@ def test_named_tuples_with_attributes() -> None:
             if k is not None:
                 point.k = k
             out += [run(point), nested(collections.deque([1, 2]), point)]
+        return out
+
+    alike(play)
+
+
+def _written_to(run: Callable[..., Any], x: Tensor) -> list[Any]:
+    found: list[Any] = []
+    try:
+        found.append(run(x).detach())
+    except RuntimeError as error:
+        found.append(type(error).__name__)
+    found.append(x._version)
+    try:
+        found.append((x + 1).detach())
+    except RuntimeError as error:
+        found.append(type(error).__name__)
+    return found
+
+
+def test_views_that_may_not_be_written_to() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        def f(x: Tensor) -> Tensor:
+            x.mul_(2)
+            return x * 1
+
+        run, out = compile(f), []
+        for _ in range(2):
+            leaf = torch.ones(2, 1, requires_grad=True)
+            with torch.no_grad():
+                hidden = leaf[0]
+            inner = leaf * 1
+            out += [_written_to(run, t) for t in (leaf[0].clone(), inner.unbind(0)[0], leaf[0], inner[1])]
+            out += [_written_to(run, t) for t in (hidden, torch.ones(1), leaf[0].clone())]
+        return out
+
+    alike(play)
+
+
+def test_kernels_for_attention() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        run = compile(lambda q: F.scaled_dot_product_attention(q, q, q))
+        q = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        out: list[Any] = []
+        for kernel in (None, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION, None, SDPBackend.MATH):
+            with nullcontext() if kernel is None else sdpa_kernel(kernel):
+                try:
+                    (grad,) = torch.autograd.grad(run(q).sum(), q)
+                    out += [grad, grad.stride()]
+                except RuntimeError as error:
+                    out.append(str(error).splitlines()[0])
         return out
 
     alike(play)

@@ -33,8 +33,9 @@ from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
-from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import (
     default_devices,
     deterministic_mode,
@@ -153,6 +154,9 @@ class GuardWriter:
         if deterministic:
             test += f" and {name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}"
         unless(test, "deterministic algorithms", str(deterministic), str(not deterministic))
+        if self.captured.session.attends:
+            kernels, now = attention_kernels(), f"{name(attention_kernels, 'attention_kernels')}()"
+            unless(f"{now} == {kernels!r}", "kernels for attention", str(kernels), now)
 
     def _reached(self) -> None:
         """What the function reaches without being given it is as it was."""
@@ -428,6 +432,12 @@ class GuardWriter:
             if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
                 now, before = f"{text}.is_leaf", real.is_leaf
                 self.call.unless(f"{now} is {before}", path, f"is_leaf={before}", now)
+        for fact in facts.inputs:
+            if fact.history_changed and 0 <= fact.index < len(self.reals):
+                view = f"{self.names.name(kind_of_view, 'kind_of_view')}({inputs[fact.index]})"
+                kind = self.names.name(kind_of_view(self.reals[fact.index]), "kind")
+                test, path = f"{view} == {kind}", self._path(fact.index)
+                self.call.unless(test, path, "as much of a view as before", "'another kind of view'")
 
     def _path(self, i: int) -> str:
         session = self.captured.session
