@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import collections
 import copy
+import datetime
+import decimal
+import fractions
 import functools
 import math
+import pathlib
 import pickle
 import random
 import warnings
@@ -440,3 +444,71 @@ def test_kernels_for_attention() -> None:
         return out
 
     alike(play)
+
+
+class Losses:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def of(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+def test_equal_values_share_an_entry() -> None:
+    losses = Losses(2.0)
+    values: list[Callable[[], Any]] = [
+        lambda: losses.of,
+        lambda: functools.partial(_scaled, factor=3.0),
+        lambda: fractions.Fraction(1, 3),
+        lambda: decimal.Decimal("1.5"),
+        lambda: pathlib.Path("/tmp/a"),
+        lambda: datetime.date(2020, 1, 2),
+        lambda: torch.finfo(torch.float32),
+    ]
+    x = torch.ones(1)
+    for make in values:
+        run = strict(lambda x, v: v(x) if callable(v) else x * len(str(v)))
+        for _ in range(3):
+            value = make()
+            assert torch.equal(run(x, value), value(x) if callable(value) else x * len(str(value)))
+        assert len(run.entries) == 1, make()
+
+
+def test_other_methods_and_partials_are_told_apart() -> None:
+    def play(compile: Callable[[Any], Any]) -> Any:
+        run, x, out = compile(lambda x, v: v(x)), torch.ones(1), []
+        first, second = Losses(2.0), Losses(3.0)
+        for v in (first.of, second.of, functools.partial(_scaled, factor=3.0), first.of):
+            out.append(run(x, v))
+        first.factor = 7.0
+        out.append(run(x, first.of))
+        for factor in (3.0, 4.0, 3):
+            out.append(run(x, functools.partial(_scaled, factor=factor)))
+        shown = compile(lambda x, v: x * float(v))
+        return [*out, *(shown(x, v) for v in (fractions.Fraction(1, 2), fractions.Fraction(1, 3)))]
+
+    alike(play, strictly=True)
+
+
+class Shy:
+    k = 2.0
+
+    def __repr__(self) -> str:
+        raise ValueError("do not look")
+
+
+def test_nothing_is_asked_for_its_text() -> None:
+    shy = Shy()
+    table = {"a": shy, "list": [shy], "tuple": (shy,)}
+    held = [shy, {1: shy}]
+    run = strict(lambda x, items: x * table["a"].k * held[0].k * len(items))
+    x = torch.ones(1)
+    with aheadgrad.explain_misses() as misses:
+        for items in ([shy], (shy,), {"a": shy}, {shy: 1}, [shy, shy], slice(shy)):
+            if not isinstance(items, slice):
+                assert run(x, items).item() == 4.0 * len(items)
+    assert len(misses) == 4

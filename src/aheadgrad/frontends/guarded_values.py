@@ -16,7 +16,7 @@ from torch import Tensor
 from aheadgrad.frontends.checks import Checks
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.given import GivenWriter, is_named_tuple
-from aheadgrad.frontends.plain import SIMPLE, describe, freeze, frozen, is_compared
+from aheadgrad.frontends.plain import SIMPLE, describe, describe_all, freeze, frozen, is_compared
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 
@@ -46,7 +46,9 @@ class ValueWriter:
             flatten = names.name(pytree.flatten_shallow, "tree_flatten")
             checks.line(f"leaves, spec = {flatten}((args, kwargs), {names.name(pytree.is_size, 'is_size')})")
             same = f"spec == {names.name(self.flat.spec, 'expected_spec')}"
-            checks.unless(same, "the structure of the arguments", str(self.flat.spec), "spec", last=True)
+            came = f"{names.name(_structure, 'structure')}(spec)"
+            shown = _structure(self.flat.spec)
+            checks.unless(same, "the structure of the arguments", shown, came, last=True)
             keys = (
                 f"{names.name(_keys, 'keys')}(spec) == {names.name(_keys(self.flat.spec), 'expected_keys')}"
             )
@@ -129,8 +131,8 @@ class ValueWriter:
         test = f"{now} == {self.names.literal(keys)}"
         if any(type(key) is not str for key in keys):  # 1, True and 1.0 are equal, and so are others
             test = f"{self.names.name(freeze, 'freeze')}({now}) == {self.names.name(freeze(keys), 'frozen')}"
-        shown = f"[{', '.join(map(describe, keys))}]"
-        self.checks.unless(test, f"the keys of {path}", shown, now, last=True)
+        came = f"{self.names.name(describe_all, 'describe_all')}({name})"
+        self.checks.unless(test, f"the keys of {path}", describe_all(keys), came, last=True)
 
     @staticmethod
     def constant(checks: Checks, names: Namespace, name: str, value: Any, path: str) -> None:
@@ -153,6 +155,16 @@ class ValueWriter:
 def _is_odd(value: Any) -> bool:
     """A float that `==` does not tell from others: NaN, and zero with either sign."""
     return isinstance(value, float) and (math.isnan(value) or value == 0.0)
+
+
+def _structure(spec: Any) -> str:
+    """`tuple(*, dict(['a'], *))`: a structure in words, without asking the user's objects for theirs."""
+    if spec is None:
+        return "something nested too deeply"
+    if spec.is_leaf():
+        return "*"
+    keys = [describe_all(spec.context)] if spec.type in (dict, OrderedDict) else []
+    return f"{spec.type.__name__}({', '.join([*keys, *map(_structure, pytree.children(spec))])})"
 
 
 def _keys(spec: Any) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import (
-    keystr,
     tree_flatten,
     tree_flatten_with_path,
     tree_is_leaf,
@@ -21,7 +20,6 @@ __all__ = [
     "flatten_shallow",
     "is_leaf",
     "is_size",
-    "keystr",
     "parts",
     "tree_flatten",
     "tree_flatten_with_path",
