@@ -512,3 +512,26 @@ def test_nothing_is_asked_for_its_text() -> None:
             if not isinstance(items, slice):
                 assert run(x, items).item() == 4.0 * len(items)
     assert len(misses) == 4
+
+
+def test_a_miss_names_the_place_of_a_tensor() -> None:
+    class Holder:
+        t: Any = torch.ones(2)
+
+    holder = Holder()
+    holder.t = torch.ones(2)
+
+    def f(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x * 2 if holder.t is None else x * holder.t
+
+    run = strict(f)
+    run(torch.ones(2))
+    with aheadgrad.explain_misses() as misses:
+        holder.t = torch.ones(1)
+        run(torch.ones(2))
+        holder.t = None
+        run(torch.ones(2))
+    assert [r.what for r in misses[0].reasons] == ["holder.t, shape"]
+    assert "holder.t" in str(misses[1])
+    assert "Error" not in str(misses[1])

@@ -31,6 +31,7 @@ from aheadgrad.frontends.places import ABSENT, Fact
 from aheadgrad.frontends.plain import SIMPLE, describe, freeze
 from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
+from aheadgrad.program.slots import ClosedOver
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.attention import attention_kernels
@@ -364,8 +365,8 @@ class GuardWriter:
             return
         session = self.captured.session
         symbolic = self.captured.symbolic_inputs()
-        slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
-        paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]
+        count = len(self.reals)
+        paths = [*map(self._path, range(count)), *(self.values.paths[id(r)] for r in reals[count:])]
         self._open(reals, texts, paths)
         wholes = {id(e.real): e.value for e in session.entrances if e.form is not None}
         mine = {id(t) for t in self.state}
@@ -443,7 +444,8 @@ class GuardWriter:
         session = self.captured.session
         count = len(session.entrances)
         slot = session.entrances[i].slot if i < count else session.members[i - count].slot
-        return slot.describe()
+        found = self.reach.find(self.reals[i]) if isinstance(slot, ClosedOver) else None
+        return slot.describe() if found is None else found.path
 
     def _spread(self, texts: list[str], end: str = "") -> str:
         """Arguments for a call, the whole state at once where it comes in one piece."""

@@ -94,7 +94,7 @@ class Surroundings:
 
     @staticmethod
     def storages_of(tensors: tuple[Tensor, ...]) -> frozenset[int]:
-        return frozenset(map(storage_key, tensors))
+        return frozenset(storage_key(t) for t in tensors if isinstance(t, Tensor))  # `why` sees any value
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(map(dict_version, self.tables.full))
