@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -213,3 +214,18 @@ def test_copies() -> None:
     assert shallow.weight is m.weight
     assert torch.equal(shallow(x), expected)
     assert torch.equal(torch.func.functional_call(m, {"weight": torch.zeros(2, 2)}, (x,))[0], original.bias)
+
+
+def test_torch_compile_around_a_compiled_module() -> None:
+    original = nn.Linear(2, 2)
+    outer = torch.compile(_compiled(original), backend="eager")
+    x = torch.ones(1, 2)
+    for _ in range(2):
+        assert torch.equal(outer(x), original(x))
+
+
+def test_methods_are_bound_and_have_signatures() -> None:
+    original = Own()
+    m = _compiled(original)
+    assert m.train.__self__ is m
+    assert inspect.signature(m.train) == inspect.signature(original.train)

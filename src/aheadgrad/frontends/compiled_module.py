@@ -21,6 +21,7 @@ from torch import nn
 from aheadgrad.frontends.entries import Compiled
 from aheadgrad.frontends.guards import MISS
 from aheadgrad.options import Options
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
 
 _get = object.__getattribute__
@@ -116,6 +117,8 @@ class CompiledModule(nn.Module):
         return _compiled_of(self).explain()
 
 
+hide_from_dynamo(CompiledModule.__call__)
+
 _compiled_of: Callable[[CompiledModule], Compiled] = vars(CompiledModule)["_compiled"].__get__
 
 
@@ -135,16 +138,16 @@ def _known_class(kind: type) -> type:
 
 
 def _returning(module: CompiledModule, original: nn.Module, method: Any) -> Any:
-    """The method, with the compiled module in the place of the original as its result."""
-    if not callable(method):
+    """The method, bound to the compiled module and with it in the place of the original as its result."""
+    if not isinstance(method, types.MethodType) or method.__self__ is not original:
         return method
 
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method.__func__)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         out = method(*args, **kwargs)
         return module if out is original else out
 
-    return call
+    return types.MethodType(call, module)
 
 
 def _class_for(kind: type[CompiledModule], original: type) -> type:

@@ -68,33 +68,45 @@ def refuse_shared(args: tuple[Any, ...], kwargs: dict[str, Any], reached: list[A
 
 
 class GivenWriter:
-    """Writes what a check has to say about containers; `names` are those it knows by name."""
+    """Writes what a check has to say about containers."""
 
     def __init__(self, checks: Checks, names: Namespace) -> None:
         self.checks = checks
         self.names = names
-        self.known: list[str] = []
+        self.known: list[str] = []  # how the check calls them
 
     def note(self, name: str, value: Any) -> None:
         """In the check, a value has this name."""
         if is_container(value) or is_changeable(value):
             self.known.append(name)
 
-    def write(self, *, taken_apart: bool, reached: list[Any]) -> None:
-        """`taken_apart` if the check knows all parts by name; otherwise it has to look for them."""
-        own = [v for v in reached if is_container(v)]
-        count = str(len(self.known))
-        ids = f"({''.join(f'id({name}), ' for name in self.known)})"
-        if not taken_apart:
+    def write(self, reached: list[Any]) -> None:
+        """All containers are known by name: none is given twice, nor within reach."""
+        self._tests(f"({''.join(f'id({name}), ' for name in self.known)})", len(self.known), reached)
+
+    def write_unopened(self, args: tuple[Any, ...], kwargs: dict[str, Any], reached: list[Any]) -> None:
+        """The same where only pytree can find them; the structure is known to be the same by then."""
+        count = len(changeable_list(args, kwargs))
+        if count:
             found = self.names.name(changeable_list, "changeable_list")
             self.checks.line(f"own = list(map(id, {found}(args, kwargs)))")
-            ids, count = "own", "len(own)"
+            self._tests("own", count, reached)
+        if _may_have_attributes((args, kwargs)):
             odd = f"{self.names.name(has_attributes, 'has_attributes')}(args, kwargs)"
             self.checks.unless(f"not {odd}", "named tuples", "no attributes besides fields", "'some'")
-        if len(self.known) > 1 or not taken_apart:
+
+    def _tests(self, ids: str, count: int, reached: list[Any]) -> None:
+        if count > 1:
             test = f"len(set({ids})) == {count}"
             self.checks.unless(test, "arguments", "lists of their own", "'the same one twice'")
-        if own and (self.known or not taken_apart):
+        own = [v for v in reached if is_container(v)]
+        if own and count:
             self.names.name(own, "held")  # an id means something as long as its object lives
             test = f"{self.names.name(frozenset(map(id, own)), 'reached')}.isdisjoint({ids})"
             self.checks.unless(test, "arguments", "lists of their own", "'one that the function reaches'")
+
+
+def _may_have_attributes(value: Any) -> bool:
+    if is_named_tuple(value) and hasattr(value, "__dict__"):
+        return True
+    return not pytree.is_leaf(value) and any(map(_may_have_attributes, pytree.parts(value)))

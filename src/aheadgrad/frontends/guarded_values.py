@@ -57,6 +57,13 @@ class ValueWriter:
                 self._value(f"leaves[{i}]", f"a{i}", value, path)
         return self.where
 
+    def write_containers(self, reached: list[Any]) -> None:
+        """After `write`: each container is an object of its own, and none that the function reaches."""
+        if self.taken_apart:
+            self.given.write(reached)
+        else:
+            self.given.write_unopened(self.args, self.kwargs, reached)
+
     def _in_place(self) -> None:
         count, unless = len(self.args), self.checks.unless
         unless(f"len(args) == {count}", "positional arguments", str(count), "len(args)", last=True)

@@ -97,8 +97,7 @@ class GuardWriter:
         self._ambient()
         self.where.update(self.values.write(self.call, self.names))
         self.given = dict(self.where)
-        everything = self.reach.everything()
-        self.values.given.write(taken_apart=self.values.taken_apart, reached=everything)
+        self.values.write_containers(self.reach.everything())
         self._reached()
         inputs = [self._find(real) for real in self.reals]
         self._aliases()

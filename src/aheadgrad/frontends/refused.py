@@ -9,6 +9,7 @@ as many refusals as there may be entries, nothing is tried any more.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from aheadgrad.torchlayer.autograd import is_view
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import keys_of
 
-_CHOOSE = (str, bool, type(None), torch.dtype, torch.device)  # values that code chooses its way by
+_CHOOSE = {str, bool, type(None), torch.dtype, torch.device}  # values that code chooses its way by
 
 
 class Refused:
@@ -57,8 +58,10 @@ def look_of_call(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any
 def _look(value: Any, storages: dict[int, int]) -> Any:
     if isinstance(value, Tensor):
         return type(value), value.dtype, value.device, value.dim(), *_behind(value, storages)
-    if isinstance(value, _CHOOSE):
+    if type(value) in _CHOOSE:
         return type(value), value
+    if isinstance(value, enum.Enum):
+        return type(value), value.name
     return type(value), is_array(value) and is_too_large(value)
 
 
