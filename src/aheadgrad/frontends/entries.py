@@ -6,40 +6,33 @@ a new one.
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import threading
-import types
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aheadgrad import pipeline
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
-from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
-from aheadgrad.frontends.guarded_values import ValueWriter
-from aheadgrad.frontends.guards import MISS, GuardWriter
-from aheadgrad.frontends.leftovers import check_numbers, check_state
-from aheadgrad.frontends.mentions import compares_types
+from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names
+from aheadgrad.frontends.guards import MISS
+from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
-from aheadgrad.frontends.places import Given, changed_containers, containers
-from aheadgrad.frontends.reach import Reach
-from aheadgrad.frontends.returns import leave, return_text
+from aheadgrad.frontends.refused import Refused, look_of_call
 from aheadgrad.frontends.shapes import Shapes
+from aheadgrad.frontends.undo import Undo
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
-from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import (
     active_function_modes,
@@ -52,18 +45,8 @@ from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
 
 _FULL = "the limit of entries is reached"
-
-
-@dataclass(eq=False)
-class Guarded:
-    """An entry with its check; `why` tells what the check has against a call."""
-
-    check: Callable[..., Any]
-    call: Callable[..., Any]
-    why: Callable[..., None]
-    run: Callable[..., Any]
-    entry: Entry
-    source: str
+_TOO_DEEP = "the arguments, or what the function reaches, are nested too deeply to be recorded"
+_UNCHECKED = "a property of the arguments cannot be checked"
 
 
 class Compiled:
@@ -85,8 +68,9 @@ class Compiled:
         self._shapes = Shapes(options.dynamic)
         self._lock = threading.RLock()
         self._full = False
+        self._refused = Refused(options.max_entries)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
@@ -95,6 +79,19 @@ class Compiled:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        """As of the function itself: one with nothing to copy is shared. Entries are made anew."""
+        fn = copy.deepcopy(self._fn, memo)
+        return self if fn is self._fn else Compiled(fn, self.options)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the name leads here, as functions; otherwise the function and the options."""
+        name = str(getattr(self, "__qualname__", ""))
+        found: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Compiled, (self._fn, self.options))
 
     @property
     def source(self) -> str:
@@ -110,7 +107,11 @@ class Compiled:
         return "\n\n".join(explain_entry(i, g.entry) for i, g in enumerate(self.entries))
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _inside_another_trace(pytree.tree_leaves((args, kwargs))):
+        try:
+            leaves = pytree.tree_leaves((args, kwargs))
+        except RecursionError:
+            return self._run_uncompiled(_TOO_DEEP, args, kwargs)
+        if _inside_another_trace(leaves):
             return self._fn(*args, **kwargs)
         if default_devices() is None:
             reason = "a TorchFunctionMode around the call wants to see each function"
@@ -119,6 +120,10 @@ class Compiled:
             if misses.someone_listens():
                 self._explain_miss(args, kwargs)
             return self._run_uncompiled(_FULL, args, kwargs)
+        look = look_of_call(args, kwargs, leaves, self._fn)
+        refused = self._refused.reason(look)
+        if refused is not None:
+            return self._run_uncompiled(refused, args, kwargs)
         with self._lock:
             for guarded in self.entries:  # another thread may have compiled what this one needs
                 out = guarded.call(args, kwargs)
@@ -130,15 +135,18 @@ class Compiled:
             try:
                 guarded = self._compile(args, kwargs)
             except FallbackError as error:
+                if error.has_run:
+                    self._refused.note(look, error.reason)
                 return self._run_uncompiled(error.reason, args, kwargs, error)
-            if guarded.check(args, kwargs) is None:
-                reason = "a property of the arguments cannot be checked"
-                return self._run_uncompiled(reason, args, kwargs)
+            except RecursionError:  # recording adds to the depth of the stack: eager may get by
+                self._refused.note(look, _TOO_DEEP)
+                return self._run_uncompiled(_TOO_DEEP, args, kwargs)
             self.entries.append(guarded)
             self.calls.append(guarded.call)
             if miss is not None:
                 self.misses.append(miss)
-        return guarded.call(args, kwargs)
+        out = guarded.call(args, kwargs)
+        return self._run_uncompiled(_UNCHECKED, args, kwargs) if out is MISS else out
 
     def _explain_miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         miss = misses.closest(self._name, [g.why for g in self.entries], args, kwargs)
@@ -184,13 +192,12 @@ class Compiled:
         target = self._module.forward if self._module is not None else self._fn
         flat = flatten(args, kwargs, _names(target))
         symbols = self._shapes.symbols(flat)
-        guarded = None
-        if symbols is not None:
-            try:
-                guarded = self._compile_flat(flat, args, kwargs, symbols)
-            except Exception:
-                misses.LOG.debug("%s is compiled with numbers for sizes", self._name, exc_info=True)
-        if guarded is None or guarded.check(args, kwargs) is None:
+        try:
+            guarded = self._compile_flat(flat, args, kwargs, symbols)
+        except Exception:
+            if symbols is None:
+                raise
+            misses.LOG.debug("%s is compiled with numbers for sizes", self._name, exc_info=True)
             guarded = self._compile_flat(flat, args, kwargs, None)
         self._shapes.note(flat)
         return guarded
@@ -198,87 +205,20 @@ class Compiled:
     def _compile_flat(
         self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None
     ) -> Guarded:
-        target = self._module.forward if self._module is not None else self._fn
-        places = modules.holders(self._module) if self._module is not None else []
-        changed: list[Callable[[Any], None] | Given] = []
-        given = [
-            (path, v) for path, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)
-        ]
-        _refuse_iterators(flat)
-        reach = Reach(
-            [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
-        )
-
-        if symbols is not None and any(f.how == ".__code__" and compares_types(f.value) for f in reach.facts):
-            raise NeedsNumbers("the type of a number is compared, which nobody could notice")
-
-        def around(see: Callable[[Any], Any]) -> Any:
-            return modules.swapped(places, see) if places else nullcontext()
-
-        def observed(*a: Any, **k: Any) -> Any:
-            before = containers((a, k))
-            result = self._fn(*a, **k)
-            _check_result(result)
-            if symbols is not None:
-                check_state(reach)
-            new: list[tuple[Any, Any]]
-            new = [(p.put, v) for p, v in modules.rebound(places) if id(v) not in originals]
-            new += reach.take_changes(originals)
-            new += changed_containers(before)
-            changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
-            values = [v for _, v in new]
-            if symbols is not None:
-                check_numbers((result, values))
-            return result, values
-
-        originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
-
-        def around_noting(see: Callable[[Any], Any]) -> Any:
-            for place in places:
-                originals[id(see(place.get()))] = place.get()
-            return around(see)
-
-        state = [(p.slot, p.get()) for p in places]
-        call = make_call(observed, flat, state, around_noting)
-        call.returns = functools.partial(return_text, changed)
-        options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
-        if symbols is not None:
-            call.symbols = symbols
-        call.generators = [f.value for f in reach.facts if isinstance(f.value, torch.Generator)]
-        call.generators += [v for v in flat.leaves if isinstance(v, torch.Generator)]
-        call.generators.append(torch.default_generator)
+        """One try; where the function is going to run once more, Python is as it was before."""
+        making = Making(self._fn, self._name, flat, self.options)
+        undo = Undo(making.reach, flat.leaves)
         try:
-            entry = pipeline.run(call, options)
-        finally:
-            reach.take_changes(originals)
-        rehearse(entry.captured)
-        values = ValueWriter(flat, args, kwargs, ordered=takes_any_keyword(target))
-        guard = GuardWriter(values, entry, places, reach, leaves=bool(changed)).write()
-        entry.captured.release()
-        run = guard.call
-        if any(isinstance(put, Given) for put in changed):
-            run = functools.partial(leave, run)
-        return Guarded(guard.check, run, guard.why, entry.run, entry, guard.source + "\n\n" + entry.source)
-
-
-def _refuse_iterators(flat: Flat) -> None:
-    """What an iterator gives next is nothing that a call could be checked for."""
-    for path, value in zip(flat.paths, flat.leaves, strict=True):
-        if hasattr(type(value), "__next__"):
-            raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
-
-
-def _check_result(result: Any) -> None:
-    """Traced tensors must not leave inside objects that pytree does not know."""
-    for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor):
-            continue
-        held = getattr(leaf, "__dict__", None)
-        inside = isinstance(held, dict) and any(isinstance(v, Tensor) for v in held.values())
-        if inside or isinstance(leaf, types.GeneratorType):
-            raise FallbackError(
-                f"the function returns a {type(leaf).__name__}, which pytree does not know how to open"
-            )
+            guarded = making.run(args, kwargs, symbols, undo)
+            if guarded.check(args, kwargs) is MISS:
+                raise FallbackError(_UNCHECKED)
+        except Exception as error:
+            if isinstance(error, FallbackError | RecursionError) or symbols is not None:
+                undo.put_back()
+            if isinstance(error, FallbackError):
+                error.has_run = making.has_run
+            raise
+        return guarded
 
 
 def _level_of_caller() -> int:

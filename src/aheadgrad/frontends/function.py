@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackError
+from aheadgrad.frontends.plain import describe
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
@@ -51,7 +52,12 @@ def _path(path: tuple[Any, ...], names: list[str]) -> str:
         head = str(rest[0].key)
     else:
         return "args"
-    return head + pytree.keystr(rest[1:])
+    return head + "".join(map(_step, rest[1:]))
+
+
+def _step(step: Any) -> str:
+    """`['tokens']`, `[3]`, `.field`; keys are described without code of the user's."""
+    return f"[{describe(step.key)}]" if hasattr(step, "key") else str(step)
 
 
 def parameter_names(fn: Callable[..., Any]) -> list[str]:

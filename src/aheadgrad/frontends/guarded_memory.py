@@ -65,8 +65,13 @@ class MemoryWriter:
         state = self.writer.state
         if state:
             all_of_them = "".join(f"s{k}, " for k in range(len(state)))
-            test = f"all(map({self.writer.names.name(torch.is_tensor, 'is_tensor')}, ({all_of_them})))"
-            find.unless(test, "module state", "tensors", "'something else'", last=True)
+            is_tensor = self.writer.names.name(torch.is_tensor, "is_tensor")
+            with find.fast.block(f"if not all(map({is_tensor}, ({all_of_them}))):"):
+                find.miss()
+            paths = {id(r): self.writer._path(i) for i, r in enumerate(self.writer.reals)}
+            for k, real in enumerate(state):
+                test, came = f"{is_tensor}(s{k})", f"type(s{k}).__name__"
+                find.unless(test, paths[id(real)], "a tensor", came, last=True, implied=True)
         if self.offsets:
             for k, real in enumerate(state):
                 test = f"s{k}.storage_offset() == {real.storage_offset()}"

@@ -1,6 +1,6 @@
 """The check of an entry: generated code that tells whether a call fits, and finds its inputs.
 
-The check takes the call's arguments and returns the entry's flat inputs, or None when any
+The check takes the call's arguments and returns the entry's flat inputs, or MISS when any
 assumption does not hold. In order, the common case first:
 
     ambient state, arguments and their structure, what the function reaches, all tensors, memory
@@ -31,10 +31,12 @@ from aheadgrad.frontends.places import ABSENT, Fact
 from aheadgrad.frontends.plain import SIMPLE, describe, freeze
 from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
-from aheadgrad.runtime.emit import Namespace
+from aheadgrad.program.slots import ClosedOver
+from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
-from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import (
     default_devices,
     deterministic_mode,
@@ -56,7 +58,7 @@ def _always() -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """`check` gives the inputs or None; `call` runs the entry or gives MISS; `why(args, kwargs, note)`."""
+    """`check` gives the inputs or MISS; `call` runs the entry or gives MISS; `why(args, kwargs, note)`."""
 
     check: Callable[..., Any]
     call: Callable[..., Any]
@@ -80,34 +82,35 @@ class GuardWriter:
         self.reach = reach
         self.leaves = leaves
         self.names = self.entry.names if self.entry.inline else Namespace()
-        self.call = Checks("call", self.names, "args, kwargs")
+        self.call = Checks("call", self.names, "args, kwargs", self.names.name(MISS, "MISS"))
         self.find = Checks("find", self.names, "")
         self.values = values
         self.where: dict[int, str] = {}  # by id of a tensor: how the check calls it
         self.state: list[Tensor] = []  # tensors found in dictionaries, in the order of `state`
         self.reals = [e.real for e in captured.session.entrances]
         self.reals += [m.real for m in captured.session.members]
+        self.bystanders: list[str] = []  # places of tensors that are reached, but no inputs
+        self.steady_bystanders: list[str] = []  # those in dictionaries that seldom change
         self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
     def write(self) -> Guard:
         self._ambient()
         self.where.update(self.values.write(self.call, self.names))
         self.given = dict(self.where)
+        self.values.write_containers(self.reach.everything())
         self._reached()
         inputs = [self._find(real) for real in self.reals]
         self._aliases()
         self._tensors(inputs)
         self._autograd(inputs)
         MemoryWriter(self, inputs).write()
-        missing = self.names.name(MISS, "MISS")
-        check = Checks("check", self.names, "args, kwargs")
-        check.fast.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
-        lines = [x.replace("return None", f"return {missing}") for x in self.call.fast.lines]
-        self.call.fast.lines = lines + self._run(self._spread(inputs))
+        check = Script("check", self.names)
+        check.lines = [*self.call.fast.lines, f"    return ({self._spread(inputs, ', ')})"]
+        self.call.fast.lines += self._run(self._spread(inputs))
         call, source = self.call.fast.function("args, kwargs")
         if self.state or self.find.fast.lines:
             source = self.find.fast.source("") + "\n" + source
-        return Guard(check.fast.function("args, kwargs")[0], call, self.call.explained(), source)
+        return Guard(check.function("args, kwargs")[0], call, self.call.explained(), source)
 
     def _run(self, inputs: str) -> list[str]:
         if self.entry.inline is not None:
@@ -151,6 +154,9 @@ class GuardWriter:
         if deterministic:
             test += f" and {name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}"
         unless(test, "deterministic algorithms", str(deterministic), str(not deterministic))
+        if self.captured.session.attends:
+            kernels, now = attention_kernels(), f"{name(attention_kernels, 'attention_kernels')}()"
+            unless(f"{now} == {kernels!r}", "kernels for attention", str(kernels), now)
 
     def _reached(self) -> None:
         """What the function reaches without being given it is as it was."""
@@ -216,6 +222,7 @@ class GuardWriter:
             elif steady and id(value) not in {id(r) for r in self.reals}:
                 test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
                 self.find.unless(test, path, "a tensor", f"type({text}).__name__")
+                self.steady_bystanders.append(text)
             else:
                 self.values.later.append((text, value, path))
 
@@ -232,6 +239,10 @@ class GuardWriter:
         watched = self._watched(tables)
         match = tensor_check(self.state) if self.state else _always
         around = Surroundings(find, match, watched, keep_pointers=kept, stamps=not self.leaves)
+        if self.steady_bystanders:
+            others = Script("bystanders", self.names)
+            others.line(f"return ({''.join(f'{text}, ' for text in self.steady_bystanders)})")
+            around.bystanders = others.function("")[0]
         changed = "not held(things)"
         if watched.hooks:
             changed = f"hooks != {name(RemovableHandle, 'Handle')}.next_id or {changed}"
@@ -242,14 +253,14 @@ class GuardWriter:
             with self.call.fast.block(head):
                 only_fast(f"found = {where}.renew()")
                 with self.call.fast.block("if found is None:"):
-                    only_fast("return None")
+                    self.call.miss()
                 only_fast(f"{stamp} = found")
 
         only_fast(f"{stamp} = {where}.stamp")
         renewed(f"if {changed}:")
         if self.state:
             with self.call.fast.block(f"elif not {name(match, 'state_matches')}(*state):"):
-                only_fast("return None")
+                self.call.miss()
         if kept:
             renewed(f"elif tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.call.only_slow(f"state = {where}.find()")
@@ -338,6 +349,7 @@ class GuardWriter:
             if known is None:
                 test = f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})"
                 self.call.unless(test, path, "a tensor", f"type({text}).__name__")
+                self.bystanders.append(text)
             elif known != text:
                 self.call.unless(f"{text} is {known}", path, "the same tensor as elsewhere", "'another one'")
 
@@ -352,8 +364,8 @@ class GuardWriter:
             return
         session = self.captured.session
         symbolic = self.captured.symbolic_inputs()
-        slots = [e.slot for e in session.entrances] + [m.slot for m in session.members]
-        paths = [s.describe() for s in slots] + [self.values.paths[id(r)] for r in reals[len(slots) :]]
+        count = len(self.reals)
+        paths = [*map(self._path, range(count)), *(self.values.paths[id(r)] for r in reals[count:])]
         self._open(reals, texts, paths)
         wholes = {id(e.real): e.value for e in session.entrances if e.form is not None}
         mine = {id(t) for t in self.state}
@@ -362,13 +374,19 @@ class GuardWriter:
             seen = {**wholes, **symbolic}
             check = self.names.name(tensor_check([r for _, r in others], seen), "tensors_match")
             with self.call.fast.block(f"if not {check}({', '.join(text for text, _ in others)}):"):
-                self.call.only_fast("return None")
-        if others and mine:
+                self.call.miss()
+        if others and self.bystanders:
+            ids = [
+                "".join(f"id({text}), " for text in some) for some in (self.bystanders, self.given.values())
+            ]
+            test = f"{{{ids[0]}}}.isdisjoint(({ids[1]}))"
+            self.call.unless(test, "arguments", "none that the function also reaches", "'one of those'")
+        if others and (mine or self.steady_bystanders):
             given = "".join(f"id({text}), " for text, _ in others)
             test = f"not ids.isdisjoint(({given}))" if len(others) > _FEW else ""
             test = test or " or ".join(f"id({text}) in ids" for text, _ in others)
             with self.call.fast.block(f"if {test}:"):
-                self.call.only_fast("return None")
+                self.call.miss()
         looks = tuple(look_of(path, r, symbolic.get(id(r))) for path, r in zip(paths, reals, strict=True))
         compare = f"{self.names.name(compare_looks, 'compare_looks')}(note, {self.names.name(looks, 'looks')}"
         with self.call.slow.block(f"if {compare}, ({self._spread(texts, ', ')})):"):
@@ -414,12 +432,19 @@ class GuardWriter:
             if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
                 now, before = f"{text}.is_leaf", real.is_leaf
                 self.call.unless(f"{now} is {before}", path, f"is_leaf={before}", now)
+        for fact in facts.inputs:
+            if fact.history_changed and 0 <= fact.index < len(self.reals):
+                view = f"{self.names.name(kind_of_view, 'kind_of_view')}({inputs[fact.index]})"
+                kind = self.names.name(kind_of_view(self.reals[fact.index]), "kind")
+                test, path = f"{view} == {kind}", self._path(fact.index)
+                self.call.unless(test, path, "as much of a view as before", "'another kind of view'")
 
     def _path(self, i: int) -> str:
         session = self.captured.session
         count = len(session.entrances)
         slot = session.entrances[i].slot if i < count else session.members[i - count].slot
-        return slot.describe()
+        found = self.reach.find(self.reals[i]) if isinstance(slot, ClosedOver) else None
+        return slot.describe() if found is None else found.path
 
     def _spread(self, texts: list[str], end: str = "") -> str:
         """Arguments for a call, the whole state at once where it comes in one piece."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from aheadgrad.frontends.plain import SIMPLE
 
 ABSENT = object()
+OPENED = {list, tuple, deque, dict, OrderedDict, defaultdict}
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +98,7 @@ def same(now: Any, before: Any, inside: bool = False) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A list or dictionary among the arguments, by the way to it."""
+    """A list, deque or dictionary among the arguments, by the way to it."""
 
     path: tuple[Any, ...]
     holder: Any
@@ -107,13 +110,21 @@ class Given:
         Contents(arguments, None).put(value)
 
 
+def is_opened(value: Any) -> bool:
+    """A container whose parts are found by indices or keys."""
+    return type(value) in OPENED or (isinstance(value, tuple) and hasattr(type(value), "_fields"))
+
+
+def steps(value: Any) -> Iterable[tuple[Any, Any]]:
+    return value.items() if isinstance(value, dict) else enumerate(value)
+
+
 def containers(value: Any, path: tuple[Any, ...] = ()) -> list[Given]:
-    """The lists and dictionaries in a structure of arguments, as they are now."""
-    if type(value) not in (list, tuple, dict):
+    """The lists, deques and dictionaries in a structure of arguments, as they are now."""
+    if not is_opened(value):
         return []
-    found = [Given(path, value, value.copy())] if len(path) > 1 and type(value) is not tuple else []
-    steps = value.items() if isinstance(value, dict) else enumerate(value)
-    for step, part in steps:
+    found = [Given(path, value, value.copy())] if len(path) > 1 and not isinstance(value, tuple) else []
+    for step, part in steps(value):
         found += containers(part, (*path, step))
     return found
 

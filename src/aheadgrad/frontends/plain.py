@@ -7,8 +7,15 @@ Anything else is compared by identity; what the function reads off it is checked
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
+import functools
+import pathlib
 import types
+import uuid
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,8 +25,12 @@ from aheadgrad.errors import FallbackError
 SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
 _AS_THEY_ARE = {int, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout}
 _AS_THEY_ARE |= {torch.memory_format, type(...)}
-_BY_TEXT = {float, complex}
+_BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta}
+_BY_TEXT |= {type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath, uuid.UUID}
+_BY_TEXT |= {torch.finfo, torch.iinfo}
+_OF_PARTS = {types.MethodType, functools.partial}  # made anew at each `object.method`
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
+_FEW = 8  # elements that a message shows
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 COMPARED = {slice, range, set, frozenset, bytearray, deque, *_AS_THEY_ARE, *_BY_TEXT, torch.Size}
@@ -48,7 +59,7 @@ def is_array(value: Any) -> bool:
 
 def is_compared(value: Any) -> bool:
     """Is this a value of which a frozen copy tells everything?"""
-    return type(value) in COMPARED or is_array(value)
+    return type(value) in COMPARED or type(value) in _OF_PARTS or is_array(value)
 
 
 def freeze(value: Any) -> Any:
@@ -64,6 +75,10 @@ def freeze(value: Any) -> Any:
         return kind, tuple((freeze(k), freeze(v)) for k, v in value.items())
     if kind in (slice, range):
         return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
+    if kind is types.MethodType:
+        return kind, Same(value.__func__), Same(value.__self__)
+    if kind is functools.partial:
+        return kind, *map(freeze, (value.func, value.args, value.keywords, vars(value)))
     if kind is bytearray:
         return kind, bytes(value)
     if is_array(value):
@@ -101,12 +116,30 @@ def _frozen_array(value: Any) -> Any:
 
 
 def describe(value: Any) -> str:
-    """A short text for a value in messages."""
+    """A short text for a value in messages; never through a `__repr__` that a user wrote."""
     if isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, types.FunctionType | type):
         return f"{value.__qualname__}"
-    if type(value) in (*SIMPLE, *COMPARED, list, tuple, dict):
-        text = repr(value)
-        return text if len(text) <= 60 else text[:57] + "..."
-    return f"a {type(value).__name__} at {id(value):#x}"
+    kind = type(value)
+    if _is_shown(value):
+        return _short(repr(value))
+    if kind in (slice, range):
+        return f"{kind.__name__}({', '.join(map(describe, (value.start, value.stop, value.step)))})"
+    if kind in (list, tuple, set, frozenset, deque) and 0 < len(value) <= _FEW and all(map(_is_shown, value)):
+        return _short(repr(value))
+    if kind in (list, tuple, dict, set, frozenset, deque):
+        return f"a {kind.__name__} of {len(value)}"
+    return f"a {kind.__name__} at {id(value):#x}"
+
+
+def describe_all(values: Iterable[Any]) -> str:
+    return f"[{', '.join(map(describe, values))}]"
+
+
+def _is_shown(value: Any) -> bool:
+    return type(value) in _AS_THEY_ARE or type(value) in _BY_TEXT or type(value) is torch.Size
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

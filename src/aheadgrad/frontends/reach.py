@@ -26,7 +26,7 @@ from aheadgrad.capture.origins import is_users
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.mentions import ANY, asked, names_in
 from aheadgrad.frontends.places import ABSENT, Content, Contents, Fact, Newcomers, Slot, same
-from aheadgrad.frontends.plain import COMPARED, SIMPLE, freeze, frozen, is_array
+from aheadgrad.frontends.plain import COMPARED, SIMPLE, describe, freeze, frozen, is_array
 from aheadgrad.torchlayer.functional import is_wrapped
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.trees import tree_leaves
@@ -68,6 +68,10 @@ class Reach:
 
     def find(self, real: Tensor) -> Fact | None:
         return self.tensors.get(id(real))
+
+    def everything(self) -> list[Any]:
+        """All that was walked over, tensors and plain values apart."""
+        return list(self._seen.values())
 
     def take_changes(self, originals: dict[int, Tensor]) -> list[tuple[Callable[[Any], None], Any]]:
         """The tensors that a run has left somewhere: how to leave them there again, and the tensors.
@@ -223,7 +227,7 @@ class Reach:
                 step = f"{owner}.{key}" if name in TABLES else f"{path}[{key!r}]"
                 self._at(table, f".get({key!r})", part, step.removeprefix("."))
             else:
-                self._walk(part, f"{path}[{key!r}]")
+                self._walk(part, f"{path}[{describe(key)}]")
         if type(table) not in (dict, OrderedDict) or any(type(key) not in (str, int) for key in table):
             self.contents.append(Content(table, freeze(table), path))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aheadgrad.frontends.places import Given
+from aheadgrad.frontends.results import Kept, is_copied, replaced
 from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.trees import children
@@ -15,10 +16,11 @@ from aheadgrad.torchlayer.trees import children
 
 @dataclass(frozen=True, eq=False)
 class Left:
-    """A result, and what is still to be put into the caller's lists and dictionaries."""
+    """A result, what is still to be put into the caller's lists and dictionaries, and which it has."""
 
     result: Any
     contents: list[tuple[Given, Any]]
+    kept: Sequence[Kept]
 
 
 def leave(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -27,14 +29,22 @@ def leave(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
         return out
     for place, value in out.contents:
         place.put((args, kwargs), value)
-    return out.result
+    result = out.result
+    for part in out.kept:
+        result = replaced(result, part.path, part.find((args, kwargs)))
+    return result
 
 
 def return_text(
-    changed: list[Callable[[Any], None] | Given], spec: Any, texts: list[str], names: Namespace
+    changed: list[Callable[[Any], None] | Given],
+    kept: Sequence[Kept],
+    spec: Any,
+    texts: list[str],
+    names: Namespace,
 ) -> str:
     """The flat outputs in the user's structure; what the run rebinds is bound again."""
-    if not changed:
+    texts = [f"{t}.copy()" if is_copied(names.values.get(t)) else t for t in texts]
+    if not changed and not kept:
         return _structure_text(children(spec)[0], iter(texts), names)
 
     def finish(outs: list[Any]) -> Any:
@@ -45,7 +55,7 @@ def return_text(
                 contents.append((put, value))
             else:
                 put(value)
-        return Left(result, contents) if contents else result
+        return Left(result, contents, kept) if contents or kept else result
 
     return f"{names.name(finish, 'finish')}([{', '.join(texts)}])"
 

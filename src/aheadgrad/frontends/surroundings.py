@@ -73,6 +73,7 @@ class Surroundings:
         self.keep_pointers = keep_pointers
         self.stamps = stamps
         self.stamp: Stamp = _NOTHING
+        self.bystanders: Callable[[], tuple[Any, ...]] = tuple  # tensors there that are no inputs
 
     def renew(self) -> Stamp | None:
         """Looks at every place again."""
@@ -86,14 +87,14 @@ class Surroundings:
         if self.keep_pointers:
             pointers = tuple(map(data_ptr, tensors))
             storages = self.storages_of(tensors)
-        rest = (tensors, hooks, frozenset(map(id, tensors)), pointers, storages)
+        rest = (tensors, hooks, frozenset(map(id, (*tensors, *self.bystanders()))), pointers, storages)
         if self.stamps and self._versions() == before and not any(self.tables.hooks):
             self.stamp = (self._compare(before, rest), (), *rest)
         return (_never, (), *rest)
 
     @staticmethod
     def storages_of(tensors: tuple[Tensor, ...]) -> frozenset[int]:
-        return frozenset(map(storage_key, tensors))
+        return frozenset(storage_key(t) for t in tensors if isinstance(t, Tensor))  # `why` sees any value
 
     def _versions(self) -> tuple[int, ...]:
         return tuple(map(dict_version, self.tables.full))

@@ -24,6 +24,14 @@ def is_view(t: Tensor) -> bool:
     return bool(t._is_view())
 
 
+def kind_of_view(t: Tensor) -> Any:
+    """What autograd lets in-place ops do to a tensor: anything, or as much as its being a view allows."""
+    if not t._is_view():
+        return None
+    base = t._base
+    return creation_meta(t), base is not None and base.is_leaf and base.requires_grad
+
+
 def base_of(t: Tensor) -> Tensor | None:
     base: Tensor | None = t._base
     return base

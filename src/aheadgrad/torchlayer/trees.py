@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import (
-    keystr,
     tree_flatten,
     tree_flatten_with_path,
     tree_is_leaf,
@@ -18,9 +17,10 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
+    "flatten_shallow",
     "is_leaf",
     "is_size",
-    "keystr",
+    "parts",
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
@@ -33,6 +33,19 @@ __all__ = [
 def is_size(value: Any) -> bool:
     """A `torch.Size` is one value, although pytree would open it."""
     return isinstance(value, torch.Size)
+
+
+def flatten_shallow(value: Any, is_leaf: Any) -> tuple[list[Any], Any]:
+    """As `tree_flatten`; no leaves, and a spec like no other, for what is nested too deeply or in itself."""
+    try:
+        return tree_flatten(value, is_leaf)
+    except RecursionError:
+        return [], None
+
+
+def parts(value: Any) -> list[Any]:
+    """What a container holds, one level down."""
+    return tree_leaves(value, is_leaf=lambda v: v is not value)
 
 
 def is_leaf(value: Any) -> bool:
