@@ -91,6 +91,7 @@ def run(session: Session, call: Call) -> Forward:
         def see(value: Any) -> Any:
             return seen_by_real.get(id(value), value) if isinstance(value, Tensor) else value
 
+        session.handed.give(list(seen_by_real.values()))
         with functional.outside():
             generator = torch.get_rng_state()
         try:
@@ -108,6 +109,8 @@ def run(session: Session, call: Call) -> Forward:
                 raise
             raise told from error
         after = torch.is_grad_enabled()
+        if session.handed.take_back(result):
+            raise FallbackError("the function leaves a tensor where we cannot leave one at each call")
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
                 raise FallbackError("the random state is set inside the function")

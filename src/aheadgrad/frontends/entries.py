@@ -23,9 +23,10 @@ from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
+from aheadgrad.errors import AheadgradError, FallbackError, FallbackWarning, NeedsNumbers, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends import module as modules
+from aheadgrad.frontends.changes import take_changes, take_traced
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names, takes_any_keyword
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.guards import MISS, GuardWriter
@@ -214,7 +215,7 @@ class Compiled:
             _check_result(result)
             new: list[tuple[Any, Any]]
             new = [(p.put, v) for p, v in modules.rebound(places) if id(v) not in originals]
-            new += reach.take_changes(originals)
+            new += take_changes(reach, originals)
             new += changed_containers(before)
             changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
             return result, [v for _, v in new]
@@ -233,8 +234,12 @@ class Compiled:
             call.symbols = symbols
         try:
             entry = pipeline.run(call, self.options)
-        finally:
-            reach.take_changes(originals)
+        except AheadgradError:
+            take_changes(reach, originals)
+            raise
+        except Exception:
+            take_traced(reach, originals)
+            raise
         rehearse(entry.captured)
         values = ValueWriter(flat, args, kwargs, ordered=takes_any_keyword(target))
         guard = GuardWriter(values, entry, places, reach, leaves=bool(changed)).write()

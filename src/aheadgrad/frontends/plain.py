@@ -8,6 +8,7 @@ Anything else is compared by identity; what the function reads off it is checked
 from __future__ import annotations
 
 import types
+from array import array
 from collections import deque
 from typing import Any
 
@@ -23,7 +24,7 @@ _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 COMPARED = {slice, range, set, frozenset, bytearray, deque, *_AS_THEY_ARE, *_BY_TEXT, torch.Size}
-COMPARED.add(types.MappingProxyType)
+COMPARED |= {types.MappingProxyType, array}
 
 
 class Same:
@@ -64,6 +65,8 @@ def freeze(value: Any) -> Any:
         return kind, tuple((freeze(k), freeze(v)) for k, v in value.items())
     if kind in (slice, range):
         return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
+    if kind is array:
+        return kind, value.typecode, value.tobytes()
     if kind is bytearray:
         return kind, bytes(value)
     if is_array(value):
