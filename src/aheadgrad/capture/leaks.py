@@ -18,11 +18,13 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.references import references
 
 _CALLABLE = (types.FunctionType, types.MethodType, types.CellType, functools.partial)
 _CONTAINERS = (dict, list, tuple, set)
+_HOLDS_NONE = (Origin, Trace)  # records are of values, not of what the function sees
 _DEEPEST = 8  # steps from a tensor to whoever holds it
 
 
@@ -32,15 +34,18 @@ class Handed:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._watching = False
+        self._seen: dict[int, Tensor] = {}
         self._made: list[weakref.ref[Tensor]] = []
         self._given: list[tuple[weakref.ref[Tensor], int]] = []
 
-    def give(self, tensors: list[Tensor]) -> None:
+    def give(self, seen: dict[int, Tensor]) -> None:
         """What the function is about to get, and how often others than the session hold it by now."""
+        self._seen = seen
         own = _held_by(self._session)
-        here = 2  # the list and the loop of the next line
+        here = 1  # the loop below
         self._watching = True
-        self._given = [(weakref.ref(t), references(t) - here - own[id(t)]) for t in tensors]
+        self._made = []
+        self._given = [(weakref.ref(t), references(t) - here - own[id(t)]) for t in seen.values()]
 
     def make(self, out: Any) -> None:
         if not self._watching:
@@ -52,12 +57,14 @@ class Handed:
 
     def take_back(self, result: Any) -> bool:
         """Takes out of the user's objects what is held there besides the result. Was there any?"""
-        if self._held_elsewhere(result):
-            gc.collect()  # objects that hold each other may be gone already
-        left = self._held_elsewhere(result)
         self._watching = False
-        self._made.clear()
-        return bool(left) and _take_out(left, self._session, result)
+        found = bool(self._held_elsewhere(result))
+        if found:
+            gc.collect()  # objects that hold each other may be gone already
+            left = self._held_elsewhere(result)
+            found = bool(left) and _take_out(left, self._session, result)
+        self._seen = {}
+        return found
 
     def _held_elsewhere(self, result: Any) -> list[Tensor]:
         usual = Counter(map(id, pytree.tree_leaves(result)))
@@ -70,8 +77,10 @@ class Handed:
         return [t for t in alive.values() if references(t) - here > usual[id(t)]]
 
 
-def _is_ours(value: Any) -> bool:
-    return type(value).__module__.startswith("aheadgrad.")
+def _is_looked_into(value: Any) -> bool:
+    """Is this a part of ours that may hold tensors of the function?"""
+    kind = type(value)
+    return kind in _CONTAINERS or (kind.__module__.startswith("aheadgrad.") and kind not in _HOLDS_NONE)
 
 
 def _held_by(session: Any) -> Counter[int]:
@@ -144,8 +153,7 @@ def _containers_of(session: Any) -> dict[int, Any]:
     found, todo = {id(session): session}, [session]
     while todo:
         for value in gc.get_referents(todo.pop()):
-            ours = type(value) in _CONTAINERS or _is_ours(value)
-            if ours and id(value) not in found and value is not session.trace:
+            if id(value) not in found and _is_looked_into(value):
                 found[id(value)] = value
                 todo.append(value)
     return found

@@ -37,28 +37,40 @@ def take_changes(reach: Reach, originals: dict[int, Tensor]) -> list[Change]:
     """
     changes: list[Change] = []
     for slot, now in _changed(reach, originals):
-        before, leaves = slot.value, tree_leaves(now)
+        change = _addition(slot, now) if isinstance(slot, Contents) else (slot.put, now)
+        leaves = tree_leaves(now if change is None else change[1])
         if any(map(is_symbolic, leaves)):
-            slot.put(before)
+            slot.put(slot.value)
             raise FallbackError("the function keeps a size that may be any number")
-        read = reach.is_read(slot)
+        read = change is None or reach.is_read(slot)
         if not read:
             reach.forget(slot)
         if not read and not _has_traced(leaves):
             continue
-        slot.put(before)
-        if isinstance(now, list) and isinstance(slot, Contents) and same(now[: len(before)], before, True):
-            changes.append((slot.holder.extend, now[len(before) :]))
-        else:
-            changes.append((slot.put, now))
+        slot.put(slot.value)
+        changes.append(change or (slot.put, now))
     reach.contents = [c for c in reach.contents if freeze(c.holder) == c.frozen]
     return changes
+
+
+def _addition(slot: Contents, now: Any) -> Change | None:
+    """How a container got more, if that is all that happened: others may add to it between the calls."""
+    before, holder = slot.value, slot.holder
+    if isinstance(holder, dict):
+        if any(key not in now for key in before):
+            return None
+        return holder.update, {k: v for k, v in now.items() if k not in before or not same(v, before[k])}
+    if isinstance(holder, set):
+        known = set(map(id, before))
+        return (holder.update, [v for v in now if id(v) not in known]) if len(now) >= len(before) else None
+    start, end = list(now)[: len(before)], list(now)[len(before) :]
+    return (holder.extend, end) if same(start, before, inside=True) else None
 
 
 def take_traced(reach: Reach, originals: dict[int, Tensor]) -> None:
     """After an error of the user's: what was changed stays changed, but for traced tensors."""
     for slot, now in _changed(reach, originals):
-        leaves = tree_leaves(now)
+        leaves = tree_leaves(list(now) if isinstance(now, set) else now)
         if _has_traced(leaves) or any(map(is_symbolic, leaves)):
             slot.put(slot.value)
 

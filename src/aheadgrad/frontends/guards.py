@@ -54,9 +54,9 @@ def _always() -> bool:
     return True
 
 
-def _nothing_hidden(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> bool:
-    """Has no module an attribute in front of a parameter, buffer or module of the same name?"""
-    return all(table.keys().isdisjoint(attributes) for attributes, table in tables)
+def _hidden(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[set[str]]:
+    """Which parameters, buffers and modules have an attribute of the same name in front of them?"""
+    return [table.keys() & attributes.keys() for attributes, table in tables]
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,9 +226,8 @@ class GuardWriter:
                 self.find.unless(f"{now} == {list(value)!r}", path, assumed, f"len({now})", last=True)
         tables = [(vars(m), table) for m in self.reach.modules for t in TABLES if (table := vars(m).get(t))]
         if tables:
-            test = (
-                f"{self.names.name(_nothing_hidden, 'nothing_hidden')}({self.names.name(tables, 'tables')})"
-            )
+            now = f"{self.names.name(_hidden, 'hidden')}({self.names.name(tables, 'tables')})"
+            test = f"{now} == {self.names.name(_hidden(tables), 'hidden_before')}"
             self.find.unless(test, "an attribute", "what the module registered", "'hidden by another'")
 
     def find_places(self, reads: dict[int, str]) -> None:
