@@ -167,10 +167,14 @@ class Counting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+        self.numbers = {"rows": 0}
+        self.rows = 0
         self.log: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.rows += x.shape[0]
+        self.numbers["rows"] += 1
         self.log.append(1)
         return x * 2
 
@@ -182,6 +186,24 @@ def test_a_counter_that_nobody_reads_is_no_reason_to_compile_again() -> None:
         fast(one())
     assert len(fast.entries) == 1
     assert module.calls == 1
+
+
+def test_a_sum_of_tensors_is_read_by_adding_to_it() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        state: Any = types.SimpleNamespace(total=0.0, table={"total": 0.0})
+
+        def f(x: Tensor) -> Tensor:
+            state.total += x * 2
+            state.table["total"] += x * 3
+            return x + 1
+
+        fast = compile(f)
+        for _ in range(4):
+            yield fast(one())
+            yield state.total
+            yield state.table["total"]
+
+    plays(play)
 
 
 def test_an_error_leaves_what_was_set_before_it() -> None:
@@ -705,6 +727,79 @@ def test_operators_and_odd_names() -> None:
             Odd.__mul__ = multiply  # type: ignore[method-assign]
 
     plays(play)
+
+
+class Delegating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Setting()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.config, name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale  # type: ignore[no-any-return]
+
+
+def test_a_name_that_getattr_answers_at_first() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        module = Delegating()
+        fast = compile(module)
+        yield fast(one())
+        module.config.scale = 3.0
+        yield fast(one())
+        module.scale = 5.0
+        yield fast(one())
+
+    plays(play)
+
+
+def test_a_class_in_between_gets_a_method() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        class First(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x * 2
+
+        class Second(First):
+            pass
+
+        class Third(Second):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x)
+
+        fast = compile(Third())
+        yield fast(one())
+        Second.forward = lambda self, x: x * 5  # type: ignore[method-assign]
+        yield fast(one())
+        del Second.forward
+        yield fast(one())
+
+    plays(play)
+
+
+@pytest.mark.filterwarnings("ignore::aheadgrad.errors.FallbackWarning")
+def test_attributes_of_arguments_and_deep_structures() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        end: Any = None
+        for _ in range(1500):
+            link = Thing()
+            link.inner, end = end, link
+
+        def count(x: Tensor) -> Tensor:
+            link, n = end, 0
+            while link is not None:
+                link, n = link.inner, n + 1
+            return x * n
+
+        x = one()
+        x.s = 3.0  # type: ignore[attr-defined]
+        yield compile(lambda x: x * x.s)(x)
+        yield compile(count)(x)
+
+    plays(play, uncompiled=True)
 
 
 def test_what_cannot_be_followed_runs_uncompiled() -> None:

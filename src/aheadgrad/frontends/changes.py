@@ -42,10 +42,11 @@ def take_changes(reach: Reach, originals: dict[int, Tensor]) -> list[Change]:
         if any(map(is_symbolic, leaves)):
             slot.put(slot.value)
             raise FallbackError("the function keeps a size that may be any number")
-        read = change is None or reach.is_read(slot)
-        if not read:
+        traced = _has_traced(leaves)
+        read = change is None or reach.is_read(slot, traced=traced)
+        if not read and not (traced and isinstance(slot, Slot)):
             reach.forget(slot)
-        if not read and not _has_traced(leaves):
+        if not read and not traced:
             continue
         slot.put(slot.value)
         changes.append(change or (slot.put, now))

@@ -206,6 +206,9 @@ class Compiled:
             [("" if self._module else self._name, self._fn), *given], skip=[p.table for p in places]
         )
 
+        _refuse_attributes(reach, [*zip(flat.paths, flat.leaves, strict=True)])
+        _refuse_attributes(reach, [(p.slot.describe(), p.get()) for p in places])
+
         def around(see: Callable[[Any], Any]) -> Any:
             return modules.swapped(places, see) if places else nullcontext()
 
@@ -255,6 +258,14 @@ def _refuse_iterators(flat: Flat) -> None:
     for path, value in zip(flat.paths, flat.leaves, strict=True):
         if hasattr(type(value), "__next__"):
             raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
+
+
+def _refuse_attributes(reach: Reach, given: list[tuple[str, Any]]) -> None:
+    """While it is recorded a function sees other tensors than it was given, without their attributes."""
+    for path, value in given:
+        if type(value) in (Tensor, nn.Parameter) and not reach.names.isdisjoint(vars(value)):
+            name = min(reach.names.intersection(vars(value)))
+            raise FallbackError(f"{path} has an attribute {name} of its own, which the function may read")
 
 
 def _check_result(result: Any) -> None:

@@ -313,8 +313,9 @@ class GuardWriter:
     def _fact(self, checks: Checks, fact: Fact) -> None:
         value, table, place = fact.value, fact.how[6:-2], self._text(fact)
         if value is ABSENT:
-            test = f"{table!r} not in {self.names.name(fact.holder, 'holder')}"
-            if not fact.how.startswith(".get("):
+            where, _, key = fact.how.rpartition(".get(")
+            test = f"{key[:-1]} not in {self.names.name(fact.holder, 'holder')}{where}"
+            if not key.endswith(")"):
                 test = f"{place} is {self._default(fact)}"
             checks.unless(test, fact.path, "absent", "'there'")
         elif type(value) in SIMPLE:

@@ -13,6 +13,8 @@ import dis
 import functools
 import itertools
 import types
+from collections import Counter
+from collections.abc import Iterator
 
 ANY = "any name at all"
 EQUAL = "=="  # two things that may be objects are compared
@@ -58,17 +60,19 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.cache
-def reads_in(code: types.CodeType) -> frozenset[str]:
-    """The names whose value the code looks at, rather than only writing to them."""
+def reads_in(code: types.CodeType, updates: bool = False) -> frozenset[str]:
+    """The names whose value the code looks at, rather than only writing to them.
+
+    Those of counters (`self.calls += 1`) only with `updates`.
+    """
     steps = _steps(code)
-    found = {s.argval for k, s in enumerate(steps) if s.opname in _NAMED and not _only_writes(steps, k)}
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            found |= reads_in(const)
-    inner = {
-        name for const in code.co_consts if isinstance(const, types.CodeType) for name in names_in(const)
-    }
-    return frozenset(found | (names_in(code) - set(code.co_names) - inner))
+    loads = Counter(s.argval for k, s in enumerate(steps) if s.opname in _NAMED and not _only_adds(steps, k))
+    if not updates:
+        loads.subtract(_updated(steps))
+    found = frozenset(name for name, count in loads.items() if count > 0)
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    by_name = names_in(code).difference(code.co_names, *map(names_in, inner))
+    return found.union(by_name, *(reads_in(const, updates) for const in inner))
 
 
 @functools.cache
@@ -97,22 +101,28 @@ def _steps(code: types.CodeType) -> list[dis.Instruction]:
     return [i for i in dis.get_instructions(code) if i.opname not in _NO_MATTER]
 
 
-def _only_writes(steps: list[dis.Instruction], k: int) -> bool:
-    """Is what step `k` loads only added to: `x.append(...)`, `x[key] = ...`, `x += 1`?"""
-    after = [*steps[k + 1 : k + 5], *[None] * 4]
-    one, two, three = after[:3]
+def _only_adds(steps: list[dis.Instruction], k: int) -> bool:
+    """Is what step `k` loads only added to: `x.append(...)`, `x[key] = ...`?"""
+    one, two = (*steps[k + 1 : k + 3], None, None)[:2]
     if one is not None and one.opname in ("LOAD_ATTR", "LOAD_METHOD") and one.argval in _ADDS:
         return True
-    if two is None or one is None:
-        return False
-    if two.opname == "STORE_SUBSCR" and one.opname in (*_LOADS, "LOAD_CONST"):
-        return True
-    if one.opname != "LOAD_CONST" or not two.opname.startswith(("BINARY_OP", "INPLACE_")):
-        return False
-    if two.opname == "BINARY_OP" and not two.argrepr.endswith("="):
-        return False
-    stored = after[3] if three is not None and three.opname in ("SWAP", "ROT_TWO") else three
-    return stored is not None and stored.opname.startswith("STORE_") and stored.argval == steps[k].argval
+    return two is not None and one is not None and two.opname == "STORE_SUBSCR" and _is_load(one)
+
+
+def _updated(steps: list[dis.Instruction]) -> Iterator[str]:
+    """The names that `x += ...`, `self.x += ...` and `x[key] += ...` load and store again."""
+    for k, step in enumerate(steps):
+        if step.opname == "BINARY_OP" and step.argrepr.endswith("="):
+            after = next((s for s in steps[k + 1 :] if s.opname != "SWAP"), step)
+            if after.opname.startswith("STORE_") and after.opname != "STORE_SUBSCR":
+                yield after.argval
+        copies = [s.opname for s in steps[k + 2 : k + 5]] == ["COPY", "COPY", "BINARY_SUBSCR"]
+        if copies and step.opname in _NAMED and _is_load(steps[k + 1]):
+            yield step.argval
+
+
+def _is_load(step: dis.Instruction) -> bool:
+    return step.opname in _LOADS or step.opname == "LOAD_CONST"
 
 
 def _hidden_names(code: types.CodeType) -> set[str]:

@@ -52,6 +52,11 @@ def is_generated(fn: types.FunctionType) -> bool:
     return fn.__code__.co_filename == "<string>"
 
 
+def answers_names(cls: type) -> bool:
+    """Does a class of the user's answer names by a `__getattr__` of its own?"""
+    return is_own_method(inspect.getattr_static(cls, "__getattr__", None))
+
+
 def is_looked_into(cls: type) -> bool:
     """Does a class answer subscripts and names by code of its own?"""
     return any(isinstance(getattr(cls, n, None), types.FunctionType) for n in ("__getitem__", "__getattr__"))

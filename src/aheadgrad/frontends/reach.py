@@ -21,12 +21,14 @@ import weakref
 from collections import OrderedDict, deque
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.mentions import ANY, EQUAL, asked, hides_in, imports_in, names_in, reads_in
 from aheadgrad.frontends.own import (
+    answers_names,
     function_of,
     is_generated,
     is_looked_into,
@@ -60,6 +62,7 @@ class Reach:
     def __init__(self, roots: list[tuple[str, Any]], skip: list[Any]) -> None:
         self.names: set[str] = set()
         self.reads: set[str] = set()  # names whose value the code looks at
+        self.updates: set[str] = set()  # ... or adds something to, as to a counter
         self.loose: set[int] = set()  # containers whose contents are no assumption
         self.skip = {id(table) for table in skip}
         self._in_class: dict[tuple[type, str], Any] = {}
@@ -82,19 +85,22 @@ class Reach:
             self._classes: set[type] = set()
             self._any_name = ANY in self.names
             self.idle: set[int] = set()  # empty tables of modules that nobody looks through
-            for path, root in roots:
-                self._walk(root, path)
+            try:
+                for path, root in roots:
+                    self._walk(root, path)
+            except RecursionError:
+                raise FallbackError("what the function reaches is nested too deeply to be followed") from None
 
     def find(self, real: Tensor) -> Fact | None:
         return self.tensors.get(id(real))
 
-    def is_read(self, slot: Slot | Contents) -> bool:
-        """May the code look at what is at a place?"""
+    def is_read(self, slot: Slot | Contents, *, traced: bool) -> bool:
+        """May the code look at what is at a place? That it counts there does not matter without tensors."""
         if isinstance(slot, Contents):
             called = self._called.get(id(slot.holder), {None})
         else:
             called = {slot.name}
-        return None in called or not self.reads.isdisjoint(called)
+        return None in called or not (self.updates if traced else self.reads).isdisjoint(called)
 
     def forget(self, slot: Slot | Contents) -> None:
         """Drops what was assumed about a place."""
@@ -138,7 +144,8 @@ class Reach:
             if is_own_module(value):
                 self._attributes(value, vars(value), path)
         elif isinstance(value, (*SIMPLE, Tensor)):
-            if not self.names.isdisjoint(getattr(value, "__dict__", ())):  # attributes set by hand
+            own = not isinstance(value, Tensor) or type(value) in (Tensor, nn.Parameter)
+            if own and not self.names.isdisjoint(getattr(value, "__dict__", ())):  # set by hand
                 self._attributes(value, vars(value), path)
         elif not self._structure(value, path) and not self._indirect(value, path):
             self._object(value, path)
@@ -211,6 +218,7 @@ class Reach:
         mentioned = (reads_in if fn.__name__ in _MAKING else names_in)(fn.__code__)  # it writes to a new one
         self.names |= mentioned
         self.reads |= reads_in(fn.__code__)
+        self.updates |= reads_in(fn.__code__, updates=True)
         if fn.__defaults__:
             self._at(fn, ".__defaults__", fn.__defaults__, f"the defaults of {fn.__name__}")
         if fn.__kwdefaults__:
@@ -334,8 +342,12 @@ class Reach:
         path = f"{base.__name__}.{name}"
         if getattr(cls, name, None) is value:
             self.facts.append(Fact(cls, f".{name}", value, path))
-        else:
-            self.facts.append(Fact(base, f".__dict__.get({name!r})", value, path))
+            return
+        how = f".__dict__.get({name!r})"
+        self.facts.append(Fact(base, how, value, path))
+        for other in cls.__mro__[: cls.__mro__.index(base)]:
+            if name not in vars(other) and is_own_class(other):
+                self.facts.append(Fact(other, how, ABSENT, f"{other.__name__}.{name}"))
 
     def _attributes(self, value: Any, table: dict[str, Any], path: str) -> None:
         module = isinstance(value, nn.Module)
@@ -368,6 +380,8 @@ class Reach:
                 self._inherited(value, table, name, path, found)
 
     def _module(self, module: nn.Module, table: dict[str, Any]) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise FallbackError(f"a {type(module).__name__} is reached, a scripted module")
         if not self.modules:
             for name in GLOBAL_HOOKS:
                 hooks = global_hooks()[name]
@@ -400,7 +414,7 @@ class Reach:
             if (cls, name) not in self._in_class:
                 self._in_class[cls, name] = inspect.getattr_static(cls, name, ABSENT)
             value = self._in_class[cls, name]
-            if value is not ABSENT or asked(name) in self.names:
+            if value is not ABSENT or asked(name) in self.names or answers_names(cls):
                 found.append((name, value))
         self._inherits[cls, count] = found
         return found
@@ -412,7 +426,7 @@ class Reach:
             self._at(value, f".{name}", found, path)
         elif found is not ABSENT:
             self.facts.append(Fact(table, f".get({name!r})", ABSENT, path, True))
-        elif asked(name) in self.names:
+        else:  # the code asks for it, or the class answers
             tables = [table.get(t) for t in TABLES] if isinstance(value, nn.Module) else []
             for where in (table, *(t for t in tables if t is not None)):
                 self.idle.discard(id(where))
