@@ -464,6 +464,30 @@ def test_what_a_backward_reads() -> None:
     plays(play)
 
 
+SEEN: list[Tensor] = []
+
+
+class Logs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        SEEN.append(g)
+        return g * 2
+
+
+def test_no_traced_tensor_is_left_by_a_backward() -> None:
+    SEEN.clear()
+    fast = strict(lambda x: Logs.apply(x))
+    x = torch.ones(1, requires_grad=True)
+    for _ in range(2):
+        assert values(torch.autograd.grad(fast(x), x)[0]) == [2.0]
+        assert not any(map(torch._is_functional_tensor, SEEN))
+    assert len(fast.entries) == 1
+
+
 # classes, functions, containers
 
 
@@ -685,6 +709,24 @@ def test_ways_around() -> None:
         variable.reset(token)
 
     plays(play)
+
+
+class Shy:
+    k = 2.0
+
+    def __repr__(self) -> str:
+        raise RuntimeError("not to be shown")
+
+
+def test_no_code_of_the_users_makes_messages() -> None:
+    table: dict[str, Any] = {"a": Shy()}
+    circle: list[Any] = [1.0]
+    circle.append(circle)
+    fast = strict(lambda x: x * table["a"].k * circle[0])
+    assert values(fast(one())) == [2.0]
+    table["a"], circle[0] = Shy(), 3.0
+    assert values(fast(one())) == [6.0]
+    assert len(fast.misses) == 1
 
 
 def test_a_module_made_by_hand() -> None:

@@ -243,6 +243,7 @@ class Compiled:
         except Exception:
             take_traced(reach, originals)
             raise
+        take_changes(reach, originals)  # what a backward has left while it was recorded
         rehearse(entry.captured)
         values = ValueWriter(flat, args, kwargs, ordered=takes_any_keyword(target))
         guard = GuardWriter(values, entry, places, reach, leaves=bool(changed)).write()

@@ -223,7 +223,8 @@ class GuardWriter:
             elif all(type(key) in (str, int) for key in value):
                 now = f"list({self.names.name(value, 'given')})"
                 assumed = f"{len(value)} elements"
-                self.find.unless(f"{now} == {list(value)!r}", path, assumed, f"len({now})", last=True)
+                test = f"{now} == {self.names.name(list(value), 'keys')}"
+                self.find.unless(test, path, assumed, f"len({now})", last=True)
         tables = [(vars(m), table) for m in self.reach.modules for t in TABLES if (table := vars(m).get(t))]
         if tables:
             now = f"{self.names.name(_hidden, 'hidden')}({self.names.name(tables, 'tables')})"

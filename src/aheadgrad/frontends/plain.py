@@ -21,6 +21,7 @@ _AS_THEY_ARE = {int, bool, str, bytes, type(None), torch.dtype, torch.device, to
 _AS_THEY_ARE |= {torch.memory_format, type(...)}
 _BY_TEXT = {float, complex}
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
+_SHOWN = 16  # elements of a container that messages show
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 COMPARED = {slice, range, set, frozenset, bytearray, deque, *_AS_THEY_ARE, *_BY_TEXT, torch.Size}
@@ -109,7 +110,16 @@ def describe(value: Any) -> str:
         return "a tensor"
     if isinstance(value, types.FunctionType | type):
         return f"{value.__qualname__}"
-    if type(value) in (*SIMPLE, *COMPARED, list, tuple, dict):
+    if _is_shown(value):
         text = repr(value)
         return text if len(text) <= 60 else text[:57] + "..."
     return f"a {type(value).__name__} at {id(value):#x}"
+
+
+def _is_shown(value: Any, depth: int = 3) -> bool:
+    """Is the text of a value short, and made without code of the user's?"""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset, deque, dict, types.MappingProxyType):
+        parts = [*value, *value.values()] if kind in (dict, types.MappingProxyType) else value
+        return depth > 0 and len(value) <= _SHOWN and all(_is_shown(v, depth - 1) for v in parts)
+    return kind in SIMPLE or (kind in COMPARED and kind is not array)
