@@ -43,9 +43,7 @@ def backend(
     def invoke(*inputs: Any) -> Any:
         args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)
         with preserved_node_meta():
-            result = interpreter.run(*args)
-        interpreter.args_iter = iter(())  # it holds on to its arguments
-        return result
+            return interpreter.run(*args)
 
     try:
         entry = compile_flat(gm, leaves, chosen, invoke)

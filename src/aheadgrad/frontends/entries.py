@@ -232,6 +232,7 @@ class Compiled:
 
         state = [(p.slot, p.get()) for p in places]
         call = make_call(observed, flat, state, around_noting)
+        call.watched = True
         call.returns = functools.partial(return_text, changed)
         if symbols is not None:
             call.symbols = symbols
