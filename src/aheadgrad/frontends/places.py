@@ -147,4 +147,5 @@ def containers(value: Any, path: tuple[Any, ...] = ()) -> list[Given]:
 
 
 def changed_containers(before: list[Given]) -> list[tuple[Given, Any]]:
-    return [(g, g.holder.copy()) for g in before if not same(g.holder, g.value, inside=True)]
+    changed = [g for g in before if not same(g.holder, g.value, inside=True)]
+    return [(Given(g.path, None, None), g.holder.copy()) for g in changed]  # the way alone: it is kept
