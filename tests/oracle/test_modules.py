@@ -620,13 +620,14 @@ class CountingInPython(nn.Module):
         return x * self.calls
 
 
-def test_a_number_that_the_call_changes() -> None:
-    """Python runs once per compile: a counter counts compiles, and is no reason to compile again."""
-    model = CountingInPython()
+def test_a_number_that_the_call_changes_and_uses() -> None:
+    """Each call has another number to begin with, and an entry of its own."""
+    eager, model = CountingInPython(), CountingInPython()
     compiled = strict(model)
     for _ in range(3):
-        compiled(leaf(3))
-    assert model.calls == len(compiled.entries) == 1
+        assert_equal(eager(leaf(3)), compiled(leaf(3)))
+        assert model.calls == eager.calls
+    assert len(compiled.entries) == 3
 
 
 def test_a_lazy_module() -> None:

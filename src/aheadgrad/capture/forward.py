@@ -60,7 +60,8 @@ class Call:
     `inputs` are the tensors among the leaves and the lifted state, with their slots;
     `invoke` calls the user's function with a mapping from real tensors to what the trace sees;
     `returns` writes the entry's return value from the tree spec and the flat outputs' names
-    (without it, the entry returns the flat outputs in a list).
+    (without it, the entry returns the flat outputs in a list);
+    `watched` if the function is Python of the user's, which may leave tensors anywhere.
     """
 
     inputs: list[tuple[Slot, Tensor]]
@@ -71,6 +72,7 @@ class Call:
     scalars: tuple[Scalar, ...] = ()
     symbols: Symbols = field(default_factory=Symbols)
     generators: list[torch.Generator] | None = None  # those that existed before the call; None: not known
+    watched: bool = False
 
 
 @dataclass(eq=False)
@@ -93,6 +95,8 @@ def run(session: Session, call: Call) -> Forward:
         def see(value: Any) -> Any:
             return seen_by_real.get(id(value), value) if isinstance(value, Tensor) else value
 
+        if call.watched:
+            session.handed.give(seen_by_real)
         with functional.outside():
             generator = torch.get_rng_state()
             known = call.generators
@@ -113,6 +117,8 @@ def run(session: Session, call: Call) -> Forward:
                 raise
             raise told from error
         after = torch.is_grad_enabled()
+        if call.watched and session.handed.take_back(result):
+            raise FallbackError("the function leaves a tensor where we cannot leave one at each call")
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
                 raise FallbackError("the random state is set inside the function")

@@ -192,6 +192,7 @@ class Lift(TorchFunctionMode):
         disguises.note(out, args, self.session.layouts)
         if disguises.worn:
             out = disguises.originals(out)
+        self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
 
     def _note_doubts(self, values: tuple[Any, ...]) -> None:

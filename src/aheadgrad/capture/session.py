@@ -19,6 +19,7 @@ from aheadgrad.capture.disguises import Disguises, InPlace
 from aheadgrad.capture.entrances import Entrance, Member, make_entrance
 from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
+from aheadgrad.capture.leaks import Handed
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
@@ -87,6 +88,7 @@ class Session:
         self.reshaped_in: dict[int, bool] = {}  # by id of an input: in which grad mode it changed its shape
         self.doubted = False  # was one of them used when its history was in doubt?
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
+        self.handed = Handed(self)
         self.lifting = Lift(self)
         self.ambient = Ambient()
 

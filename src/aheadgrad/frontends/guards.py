@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils.hooks import RemovableHandle
 
@@ -54,6 +54,11 @@ _FEW = 4
 
 def _always() -> bool:
     return True
+
+
+def _hidden(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[set[str]]:
+    """Which parameters, buffers and modules have an attribute of the same name in front of them?"""
+    return [table.keys() & attributes.keys() for attributes, table in tables]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +179,7 @@ class GuardWriter:
         for k, real in enumerate(self.state):
             self.find.line(f"s{k} = {reads[id(real)]}")
             self.where[id(real)] = f"state[{k}]"
+        self._containers()
         for fact in self.reach.facts:
             if not isinstance(fact.value, Tensor):
                 self._fact(self.find if fact.steady else self.call, fact)
@@ -203,6 +209,33 @@ class GuardWriter:
             test = " and ".join(tests)
         if test:
             self.call.unless(test, "a class", "as it was", "'another'")
+        for value in owned:
+            if hasattr(value, "__dict__") and not isinstance(value, nn.Module):
+                name, table = self.names.name(value, "object"), self.names.name(vars(value), "table")
+                self.call.unless(f"{name}.__dict__ is {table}", "__dict__", "as it was", "'another'")
+
+    def _containers(self) -> None:
+        """Lists are as long as they were, dictionaries have the same keys in the same order."""
+        hooks = {id(f.value) for f in self.reach.facts if f.how[6:-2] in HOOKS}
+        for value, path in self.reach.containers.values():
+            if id(value) in self.reach.loose or id(value) in self.reach.idle or id(value) in hooks:
+                continue
+            if isinstance(value, list):
+                now = f"len({self.names.name(value, 'given')})"
+                self.call.unless(f"{now} == {len(value)}", path, f"{len(value)} elements", now, last=True)
+            elif not value:
+                given = self.names.name(value, "given")
+                self.find.unless(f"not {given}", path, "0 elements", f"len({given})")
+            elif all(type(key) in (str, int) for key in value):
+                now = f"list({self.names.name(value, 'given')})"
+                assumed = f"{len(value)} elements"
+                test = f"{now} == {self.names.name(list(value), 'keys')}"
+                self.find.unless(test, path, assumed, f"len({now})", last=True)
+        tables = [(vars(m), table) for m in self.reach.modules for t in TABLES if (table := vars(m).get(t))]
+        if tables:
+            now = f"{self.names.name(_hidden, 'hidden')}({self.names.name(tables, 'tables')})"
+            test = f"{now} == {self.names.name(_hidden(tables), 'hidden_before')}"
+            self.find.unless(test, "an attribute", "what the module registered", "'hidden by another'")
 
     def find_places(self, reads: dict[int, str]) -> None:
         """Every place where a tensor was found has the same one again, whatever its name."""
@@ -280,13 +313,22 @@ class GuardWriter:
     def _text(self, fact: Fact) -> str:
         holder = self.names.name(fact.holder, "holder")
         if fact.how[1:].isidentifier() and fact.how != ".cell_contents":
-            return f"getattr({holder}, {fact.how[1:]!r}, None)"  # it may be gone
+            return f"getattr({holder}, {fact.how[1:]!r}, {self._default(fact)})"  # it may be gone
+        if fact.value is None and fact.how.startswith(".get('"):
+            return f"{holder}{fact.how[:-1]}, {self._default(fact)})"
         return holder + fact.how
+
+    def _default(self, fact: Fact) -> str:
+        """What a place gives that is gone: None, unless that is what was there."""
+        return self.names.name(ABSENT, "ABSENT") if fact.value is None or fact.value is ABSENT else "None"
 
     def _fact(self, checks: Checks, fact: Fact) -> None:
         value, table, place = fact.value, fact.how[6:-2], self._text(fact)
         if value is ABSENT:
-            test = f"{table!r} not in {self.names.name(fact.holder, 'holder')}"
+            where, _, key = fact.how.rpartition(".get(")
+            test = f"{key[:-1]} not in {self.names.name(fact.holder, 'holder')}{where}"
+            if not key.endswith(")"):
+                test = f"{place} is {self._default(fact)}"
             checks.unless(test, fact.path, "absent", "'there'")
         elif type(value) in SIMPLE:
             if not (value is None or isinstance(value, bool)):
@@ -300,9 +342,6 @@ class GuardWriter:
             checks.unless(
                 f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'"
             )
-            if table == "_modules":
-                now = f"len({place})"
-                checks.unless(f"{now} == {len(value)}", fact.path, f"{len(value)} modules", now)
         else:
             self._object(checks, fact, place)
 
@@ -310,11 +349,6 @@ class GuardWriter:
         value = fact.value
         given = self.names.name(value, "given")
         checks.unless(f"{place} is {given}", fact.path, describe(value), f"{self._described}({place})")
-        if isinstance(value, list | dict) and id(value) not in self.reach.loose:
-            # a list changes without the dictionary that holds it
-            where = self.call if isinstance(value, list) else checks
-            now = f"len({given})"
-            where.unless(f"{now} == {len(value)}", fact.path, f"{len(value)} elements", now, last=True)
 
     @property
     def _described(self) -> str:

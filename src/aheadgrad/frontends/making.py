@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from aheadgrad import pipeline
 from aheadgrad.capture.rehearse import rehearse
-from aheadgrad.errors import FallbackError, NeedsNumbers
+from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
 from aheadgrad.frontends import module as modules
+from aheadgrad.frontends.changes import take_changes, take_traced
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
 from aheadgrad.frontends.given import refuse_shared
 from aheadgrad.frontends.guarded_values import ValueWriter
@@ -73,6 +74,7 @@ class Making:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None, undo: Undo
     ) -> Guarded:
         self._refuse_reached()
+        self._refuse_attributes()
         refuse_shared(args, kwargs, self.reach.everything())
         state = [(p.slot, p.get()) for p in self.places]
         call = make_call(self._observed, self.flat, state, self._around)
@@ -84,10 +86,16 @@ class Making:
             call.symbols = symbols
         self.sized = symbols is not None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
+        call.watched = True
         try:
             entry = pipeline.run(call, options)
-        finally:
-            self.reach.take_changes(self.originals)
+        except AheadgradError:
+            take_changes(self.reach, self.originals)
+            raise
+        except Exception:
+            take_traced(self.reach, self.originals)
+            raise
+        take_changes(self.reach, self.originals)  # what a backward has left while it was recorded
         rehearse(entry.captured)
         kind = undo.changed_argument()
         if kind is not None:
@@ -105,6 +113,15 @@ class Making:
         for path, leaf in zip(self.flat.paths, self.flat.leaves, strict=True):
             if isinstance(leaf, Tensor) and id(leaf) not in swapped and self.reach.find(leaf) is not None:
                 raise FallbackError(f"{path} is also reached from outside the arguments")
+
+    def _refuse_attributes(self) -> None:
+        """While it is recorded a function sees other tensors than it was given, without their attributes."""
+        given = [*zip(self.flat.paths, self.flat.leaves, strict=True)]
+        given += [(p.slot.describe(), p.get()) for p in self.places]
+        for path, value in given:
+            if type(value) in (Tensor, nn.Parameter) and not self.reach.names.isdisjoint(vars(value)):
+                name = min(self.reach.names.intersection(vars(value)))
+                raise FallbackError(f"{path} has an attribute {name} of its own, which the function may read")
 
     def _guarded(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
         values = ValueWriter(self.flat, args, kwargs, ordered=takes_any_keyword(self.target))
@@ -132,7 +149,7 @@ class Making:
             check_state(self.reach)
         new: list[tuple[Any, Any]]
         new = [(p.put, v) for p, v in modules.rebound(self.places) if id(v) not in self.originals]
-        new += self.reach.take_changes(self.originals)
+        new += take_changes(self.reach, self.originals)
         new += changed_containers(before)
         self.changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
         values = [v for _, v in new]

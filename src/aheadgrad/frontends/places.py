@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from aheadgrad.frontends.plain import SIMPLE
+from aheadgrad.frontends.plain import SIMPLE, freeze
 
 ABSENT = object()
 OPENED = {list, tuple, deque, dict, OrderedDict, defaultdict}
@@ -39,50 +39,67 @@ class Content:
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """A place that code can rebind; `key` is None for a closure cell."""
+    """A place that code can rebind: in a dictionary, a class, an object with `__slots__`, a closure's cell.
+
+    `name` is what the code calls it, None where that is not known.
+    """
 
     holder: Any
     key: Any
     value: Any
+    name: str | None = None
 
     def now(self) -> Any:
         if isinstance(self.holder, types.CellType):
-            return self.holder.cell_contents
-        return self.holder.get(self.key, ABSENT)
+            try:
+                return self.holder.cell_contents
+            except ValueError:
+                return ABSENT
+        if isinstance(self.holder, dict):
+            return self.holder.get(self.key, ABSENT)
+        if isinstance(self.holder, type):
+            return vars(self.holder).get(self.key, ABSENT)
+        return getattr(self.holder, self.key, ABSENT)
 
     def put(self, value: Any) -> None:
         if isinstance(self.holder, types.CellType):
             self.holder.cell_contents = value
+        elif isinstance(self.holder, dict):
+            if value is ABSENT:
+                self.holder.pop(self.key, None)
+            else:
+                self.holder[self.key] = value
         elif value is ABSENT:
-            self.holder.pop(self.key, None)
+            delattr(self.holder, self.key)
         else:
-            self.holder[self.key] = value
+            setattr(self.holder, self.key, value)
 
 
 @dataclass(frozen=True, eq=False)
 class Newcomers:
-    """The places in an object's dictionary that were not there before."""
+    """The places in an object's dictionary (or in a class) that were not there before."""
 
-    holder: dict[str, Any]
+    holder: Any
     before: frozenset[str]
 
     def slots(self) -> list[Slot]:
-        return [Slot(self.holder, key, ABSENT) for key in self.holder if key not in self.before]
+        now = vars(self.holder) if isinstance(self.holder, type) else self.holder
+        return [Slot(self.holder, key, ABSENT, key) for key in now if key not in self.before]
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """A list or dictionary as it was."""
+    """A list, dictionary, set or deque as it was."""
 
     holder: Any
     value: Any
 
     def now(self) -> Any:
-        return self.holder.copy()
+        return dict(self.holder) if isinstance(self.holder, dict) else self.holder.copy()
 
     def put(self, value: Any) -> None:
         self.holder.clear()
-        if isinstance(self.holder, dict):
+        if isinstance(self.holder, dict | set):
             self.holder.update(value)
         else:
             self.holder.extend(value)
@@ -92,8 +109,19 @@ def same(now: Any, before: Any, inside: bool = False) -> bool:
     if inside:
         if isinstance(now, dict):
             return list(now) == list(before) and all(map(same, now.values(), before.values()))
+        if isinstance(now, set):
+            return set(map(id, now)) == set(map(id, before))
         return len(now) == len(before) and all(map(same, now, before))
-    return now is before or (type(now) is type(before) and isinstance(now, SIMPLE) and bool(now == before))
+    if now is before:
+        return True
+    return type(now) is type(before) and _is_plain(now) and bool(freeze(now) == freeze(before))
+
+
+def _is_plain(value: Any) -> bool:
+    """Are two of these the same if they are equal: numbers, strings, tuples of such?"""
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return isinstance(value, SIMPLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,4 +158,5 @@ def containers(value: Any, path: tuple[Any, ...] = ()) -> list[Given]:
 
 
 def changed_containers(before: list[Given]) -> list[tuple[Given, Any]]:
-    return [(g, g.holder.copy()) for g in before if not same(g.holder, g.value, inside=True)]
+    changed = [g for g in before if not same(g.holder, g.value, inside=True)]
+    return [(Given(g.path, None, None), g.holder.copy()) for g in changed]  # the way alone: it is kept

@@ -14,6 +14,7 @@ import functools
 import pathlib
 import types
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -30,11 +31,11 @@ _BY_TEXT |= {type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPat
 _BY_TEXT |= {torch.finfo, torch.iinfo}
 _OF_PARTS = {types.MethodType, functools.partial}  # made anew at each `object.method`
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
-_FEW = 8  # elements that a message shows
+_SHOWN = 16  # elements of a container that messages show
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 COMPARED = {slice, range, set, frozenset, bytearray, deque, *_AS_THEY_ARE, *_BY_TEXT, torch.Size}
-COMPARED.add(types.MappingProxyType)
+COMPARED |= {types.MappingProxyType, array}
 
 
 class Same:
@@ -79,6 +80,8 @@ def freeze(value: Any) -> Any:
         return kind, Same(value.__func__), Same(value.__self__)
     if kind is functools.partial:
         return kind, *map(freeze, (value.func, value.args, value.keywords, vars(value)))
+    if kind is array:
+        return kind, value.typecode, value.tobytes()
     if kind is bytearray:
         return kind, bytes(value)
     if is_array(value):
@@ -122,12 +125,11 @@ def describe(value: Any) -> str:
     if isinstance(value, types.FunctionType | type):
         return f"{value.__qualname__}"
     kind = type(value)
-    if _is_shown(value):
-        return _short(repr(value))
     if kind in (slice, range):
         return f"{kind.__name__}({', '.join(map(describe, (value.start, value.stop, value.step)))})"
-    if kind in (list, tuple, set, frozenset, deque) and 0 < len(value) <= _FEW and all(map(_is_shown, value)):
-        return _short(repr(value))
+    if _is_shown(value):
+        text = repr(value)
+        return text if len(text) <= 60 else text[:57] + "..."
     if kind in (list, tuple, dict, set, frozenset, deque):
         return f"a {kind.__name__} of {len(value)}"
     return f"a {kind.__name__} at {id(value):#x}"
@@ -137,9 +139,10 @@ def describe_all(values: Iterable[Any]) -> str:
     return f"[{', '.join(map(describe, values))}]"
 
 
-def _is_shown(value: Any) -> bool:
-    return type(value) in _AS_THEY_ARE or type(value) in _BY_TEXT or type(value) is torch.Size
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+def _is_shown(value: Any, depth: int = 3) -> bool:
+    """Is the text of a value short, and made without code of the user's?"""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset, deque, dict, types.MappingProxyType):
+        parts = [*value, *value.values()] if kind in (dict, types.MappingProxyType) else value
+        return depth > 0 and 0 < len(value) <= _SHOWN and all(_is_shown(v, depth - 1) for v in parts)
+    return kind in SIMPLE or kind in _AS_THEY_ARE or kind in _BY_TEXT
