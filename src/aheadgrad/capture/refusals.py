@@ -108,7 +108,7 @@ def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
     real = session.real_of(t)
     if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
         raise FallbackError("requires_grad is set on an input that is a view made under no_grad")
-    if not wanted:
+    if not wanted or (t.requires_grad and not t.is_leaf):
         return
     if is_view(t) or (real is not None and is_view(real)):
         if t.requires_grad:

@@ -108,10 +108,17 @@ class Making:
             raise NeedsNumbers("the type of a number is compared, which nobody could notice")
 
     def _refuse_reached(self) -> None:
-        """The recording sees something else in an argument's place, and itself in all others."""
+        """The recording sees something else in an argument's place, and itself in all others.
+
+        The state of a module that is given to it again (`functional_call`) takes its own place.
+        """
         swapped = {id(p.get()) for p in self.places}
+        tables = {id(table) for m in self.reach.modules for table in (m._parameters, m._buffers)}
         for path, leaf in zip(self.flat.paths, self.flat.leaves, strict=True):
-            if isinstance(leaf, Tensor) and id(leaf) not in swapped and self.reach.find(leaf) is not None:
+            if not isinstance(leaf, Tensor) or id(leaf) in swapped:
+                continue
+            found = self.reach.find(leaf)
+            if found is not None and id(found.holder) not in tables:
                 raise FallbackError(f"{path} is also reached from outside the arguments")
 
     def _refuse_attributes(self) -> None:
