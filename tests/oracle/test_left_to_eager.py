@@ -216,13 +216,28 @@ def test_a_view_is_made_a_leaf(make: Make) -> None:
     uncompiled(fn, make, "a view is made a leaf, and its memory is written to")
 
 
+def stop_requiring_grad(t: Tensor) -> None:
+    t.requires_grad = False
+
+
+CUTS: dict[str, Callable[[Tensor], Any]] = {
+    "method": lambda t: t.detach_(),
+    "function": lambda t: torch.detach_(t),
+    "requires_grad_": lambda t: t.requires_grad_(False),
+    "requires_grad": stop_requiring_grad,
+}
+
+
+@pytest.mark.parametrize("how", CUTS)
 @pytest.mark.parametrize("write_first", [True, False])
-def test_a_leaf_with_an_offset_is_cut_off_and_written_to(write_first: bool) -> None:
+def test_a_leaf_with_an_offset_is_cut_off_and_written_to(how: str, write_first: bool) -> None:
+    cut = CUTS[how]
+
     def fn(a: Tensor) -> Tensor:
         if write_first:
             with torch.no_grad():
                 a.mul_(2)
-        a.detach_()
+        cut(a)
         a.data.add_(1)
         return a
 

@@ -140,34 +140,10 @@ class Lift(TorchFunctionMode):
             check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
         if self.session.reshapes and torch.is_grad_enabled():
             self._note_doubts((*args, *kwargs.values()))
-        if func in OUT_OF_PLACE and isinstance(given, Tensor):
-            check_leaf_view(self.session, given)
-            check_one_mode(self.session, given)
-            disguises.check_use(given)
         if func in OUT_OF_PLACE or func in _RESIZES:
-            check_one_size(self.session, given, args[1:] if func in _RESIZES else None)
-        if func in OUT_OF_PLACE and self.session.layouts.pending:
-            self.session.layouts.settle(disguises.current(given))  # the new shape is made from this one
-        if func in OUT_OF_PLACE and is_foreign(given):
-            if disguises.current(given) is not given:
-                raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
-            moved = version(given) + 1
-            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), moved)
-            self.session.reshapes.setdefault(id(given), []).append(done)
-        elif func in OUT_OF_PLACE and disguises.reshape(func, given, args[1:], kwargs):
-            self.session.layouts.know(disguises.current(given))
-            return given
-        if func in _DETACHES:
-            self.session.must_be_no_view(given)
-        if func in _SETS_GRAD:
-            check_new_leaf(self.session, given, wanted=_wanted(args, kwargs) is not False)
-        cuts = self._cuts(func, given, args, kwargs)
-        if cuts or (func in _DETACHES and given.requires_grad and self.session.is_input(given)):
-            check_cut(self.session, given)
-        if cuts:
-            self.session.layouts.settle(disguises.current(given))
-            disguises.detach(given)
-            self.session.layouts.know(disguises.current(given))
+            if self._reshapes(func, given, args, kwargs):
+                return given
+        elif (func in _DETACHES or func in _SETS_GRAD) and self._cuts_off(func, given, args, kwargs):
             return given
         if disguises.worn:
             args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
@@ -176,17 +152,7 @@ class Lift(TorchFunctionMode):
                 disguises.check_use(t)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
-        try:
-            out = self._call(func, args, kwargs)
-        except DATA_DEPENDENT_ERRORS:
-            raise
-        except Exception as error:
-            if isinstance(error, AheadgradError):
-                raise
-            told = error_of_function(func, args, kwargs, error)
-            if told is error:
-                raise
-            raise told from error
+        out = self._explained_call(func, args, kwargs)
         if self.session.reshapes and torch.is_grad_enabled():
             self._note_writes((*args, *kwargs.values()))
         disguises.note(out, args, self.session.layouts)
@@ -194,6 +160,57 @@ class Lift(TorchFunctionMode):
             out = disguises.originals(out)
         self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
+
+    def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return self._call(func, args, kwargs)
+        except DATA_DEPENDENT_ERRORS:
+            raise
+        except AheadgradError:
+            raise
+        except Exception as error:
+            told = error_of_function(func, args, kwargs, error)
+            if told is error:
+                raise
+            raise told from error
+
+    def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a change of shape in place. Is it done by now?"""
+        session, disguises = self.session, self.session.disguises
+        if func in OUT_OF_PLACE and isinstance(given, Tensor):
+            check_leaf_view(session, given)
+            check_one_mode(session, given)
+            disguises.check_use(given)
+        check_one_size(session, given, args[1:] if func in _RESIZES else None)
+        if func not in OUT_OF_PLACE:
+            return False
+        if session.layouts.pending:
+            session.layouts.settle(disguises.current(given))  # the new shape is made from this one
+        if is_foreign(given):
+            if disguises.current(given) is not given:
+                raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
+            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), version(given) + 1)
+            session.reshapes.setdefault(id(given), []).append(done)
+        elif disguises.reshape(func, given, args[1:], kwargs):
+            session.layouts.know(disguises.current(given))
+            return True
+        return False
+
+    def _cuts_off(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a history ends (`detach_`) or a leaf begins (`requires_grad_`). Is that done by now?"""
+        session, disguises = self.session, self.session.disguises
+        if func in _DETACHES:
+            session.must_be_no_view(given)
+        else:
+            check_new_leaf(session, given, wanted=_wanted(args, kwargs) is not False)
+        cuts = self._cuts(func, given, args, kwargs)
+        if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
+            check_cut(session, given)
+        if cuts:
+            session.layouts.settle(disguises.current(given))
+            disguises.detach(given)
+            session.layouts.know(disguises.current(given))
+        return cuts
 
     def _note_doubts(self, values: tuple[Any, ...]) -> None:
         if any(map(self.session.in_doubt, tensors_among(values))):
@@ -211,12 +228,11 @@ class Lift(TorchFunctionMode):
     def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Is a tensor cut off from its history, although what was done with it before still counts?"""
         disguises = self.session.disguises
-        if func is torch.Tensor.detach_:
+        if func in _DETACHES:
             if id(given) in disguises.worn and not is_view(given):
                 return True
-        else:
-            if func is not torch.Tensor.requires_grad_ or _wanted(args, kwargs) is not False:
-                return False
+        elif _wanted(args, kwargs) is not False:
+            return False
         return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
