@@ -197,6 +197,14 @@ def test_a_changed_dictionary_is_noticed(kind: Any, contents: dict[str, int], pl
     assert not check(things)
 
 
+def test_an_empty_dictionary_that_is_filled_at_once_is_noticed() -> None:
+    tables = ({"k": 1}, dict[str, int](), {"l": 2})
+    check, things = guards.unchanged_check(tables)
+    assert all(check(things) for _ in range(4))
+    tables[1].update({"a": 1})
+    assert not check(things)
+
+
 def test_a_changed_tensor_is_noticed() -> None:
     tensors = [torch.ones(2, 3), torch.ones(4, requires_grad=True)]
     check = guards.tensor_check(tensors)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,13 +75,16 @@ def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any],
 
     Python keeps a version of each dictionary. Those below a "tag safe" root are compared in one loop over
     an array, once the first check has noted them. That is for dictionaries proper only; others are
-    looked at one by one. After a change of a dictionary the check says no for good.
+    looked at one by one, as are empty ones from Python 3.12 on: there torch counts the changes itself, as Python
+    tells it, and does not listen when an empty dictionary is filled by `update`. After a change the check
+    says no for good.
     """
     from torch._dynamo.guards import GuardManagerType
 
     kind = GuardManagerType.GUARD_MANAGER
-    plain = tuple(t for t in tables if type(t) is dict)
-    special = tuple(t for t in tables if type(t) is not dict)
+    fast = [type(t) is dict and bool(t or sys.version_info < (3, 12)) for t in tables]
+    plain = tuple(itertools.compress(tables, fast))
+    special = tuple(t for t, there in zip(tables, fast, strict=True) if not there)
     watched = _Watched(plain)
     root = torch._C._dynamo.guards.RootGuardManager()
     together = root.tuple_getitem_manager(0, "watched", watched, kind)
@@ -88,6 +93,8 @@ def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any],
         for i, table in enumerate(group, first):
             one = manager.tuple_getitem_manager(i, f"tables[{i}]", table, kind)
             one.add_dict_version_guard(table, ["unchanged"], None)
+            if not table:
+                one.add_dict_length_check_guard(0, ["empty"], None)
             if manager is inner:
                 one.mark_tag_safe()
     if plain:
