@@ -126,7 +126,7 @@ class GuardWriter:
         """What is active around the call.
 
         Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
-        that is part of the check of any tensor.
+        that is part of the check of any tensor. (Autocast does so for the tensors of its own device only.)
         """
         name, unless, implied = self.names.name, self.call.unless, bool(self.reals)
         grad = self.captured.forward.grad_mode_before
@@ -151,7 +151,8 @@ class GuardWriter:
         now = f"{name(autocast_state, 'autocast_state')}()"
         if state is None:
             off = f"not {name(any_autocast, 'any_autocast')}()"
-            unless(off, "autocast", str(state), now, implied=implied)
+            one_device = not torch.accelerator.is_available()
+            unless(off, "autocast", str(state), now, implied=implied and one_device)
         else:
             unless(f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
         deterministic = torch.are_deterministic_algorithms_enabled()
