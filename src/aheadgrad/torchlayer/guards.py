@@ -75,9 +75,9 @@ def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any],
 
     Python keeps a version of each dictionary. Those below a "tag safe" root are compared in one loop over
     an array, once the first check has noted them. That is for dictionaries proper only; others are
-    looked at one by one, as are empty ones from Python 3.12 on: there torch counts the changes itself, as Python
-    tells it, and does not listen when an empty dictionary is filled by `update`. After a change the check
-    says no for good.
+    looked at one by one, as are empty ones from Python 3.12 on: there torch counts the changes itself, as
+    Python tells it, and does not listen when an empty dictionary is filled by `update`. After a change the
+    check says no for good.
     """
     from torch._dynamo.guards import GuardManagerType
 
