@@ -307,6 +307,16 @@ def test_a_hidden_view_changes_its_shape() -> None:
     same(fn, hidden_view)
 
 
+def test_requires_grad_is_set_on_a_view_that_autograd_refuses() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.split(1, 0)[-1]
+        a.detach().copy_(a * 2)
+        v.requires_grad_()
+        return a.sigmoid()
+
+    same(fn, grown)
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_requires_grad_is_set_on_a_hidden_view(wanted: bool) -> None:
     def fn(a: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
     real = session.real_of(t)
     if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
         raise FallbackError("requires_grad is set on an input that is a view made under no_grad")
-    if not wanted or (t.requires_grad and not t.is_leaf):
+    if not wanted or (t.requires_grad and not _is_leaf(t)):
         return
     if is_view(t) or (real is not None and is_view(real)):
         if t.requires_grad:
@@ -119,6 +119,13 @@ def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
     if session.is_input(t) and session.disguises.current(t) is not t:
         raise FallbackError("an input changes its shape or loses its history, and is then made a leaf")
     session.made_leaves.add(id(t))
+
+
+def _is_leaf(t: Tensor) -> bool:
+    try:
+        return t.is_leaf
+    except RuntimeError:  # a view with a history that autograd refuses to look at by now
+        return False
 
 
 def check_cut(session: Session, t: Tensor) -> None:
