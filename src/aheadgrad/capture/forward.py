@@ -6,7 +6,6 @@ forward.outputs        # the flat outputs as the trace sees them
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture.origins import origin_of_error, raised_by_torch
-from aheadgrad.capture.refusals import check_set, raised_before
+from aheadgrad.capture.refusals import raised_before
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.shared import enter_shared
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
@@ -104,7 +103,7 @@ def run(session: Session, call: Call) -> Forward:
         try:
             with (
                 random.noticing_changes() as set_inside,
-                functional.noticing_set(functools.partial(check_set, session)),
+                functional.noticing_set(session.limits.new_memory),
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):

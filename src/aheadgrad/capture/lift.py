@@ -21,13 +21,8 @@ from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
 from aheadgrad.capture.refusals import (
     check_bounds,
-    check_cut,
     check_leaf_view,
-    check_new_leaf,
-    check_one_mode,
-    check_one_size,
     check_reach,
-    check_written,
 )
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
@@ -179,9 +174,9 @@ class Lift(TorchFunctionMode):
         session, disguises = self.session, self.session.disguises
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(session, given)
-            check_one_mode(session, given)
+            session.limits.new_shape(given)
             disguises.check_use(given)
-        check_one_size(session, given, args[1:] if func in _RESIZES else None)
+        session.limits.new_size(given, args[1:] if func in _RESIZES else None)
         if func not in OUT_OF_PLACE:
             return False
         if session.layouts.pending:
@@ -202,10 +197,10 @@ class Lift(TorchFunctionMode):
         if func in _DETACHES:
             session.must_be_no_view(given)
         else:
-            check_new_leaf(session, given, wanted=_wanted(args, kwargs) is not False)
+            session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
         if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
-            check_cut(session, given)
+            session.limits.end_of_history(given)
         if cuts:
             session.layouts.settle(disguises.current(given))
             disguises.detach(given)
@@ -268,7 +263,7 @@ class Lift(TorchFunctionMode):
         if name == "__setitem__":
             name = _check_item(*args)
         for t, *_ in written:
-            check_written(self.session, t)
+            self.session.limits.write(t)
             check_leaf_view(self.session, t)
         if func is not torch.Tensor.__setitem__:
             for t, *_ in written:

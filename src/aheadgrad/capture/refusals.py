@@ -21,7 +21,7 @@ from aheadgrad.capture.overlaps import is_dense
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.kernels import NotAsked, for_real, hints
@@ -53,7 +53,7 @@ def check_bounds(
             f"{there}"
         )
     if entrance is not None and not _lies_inside(size, stride, offset, t.element_size(), entrance.real):
-        session.beyond.add(entrance.storage)
+        session.limits.beyond.add(entrance.storage)
 
 
 def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:
@@ -101,89 +101,6 @@ def check_leaf_view(session: Session, t: Tensor) -> None:
         raise RuntimeError(
             "a view of a leaf Variable that requires grad is being used in an in-place operation."
         )
-
-
-def check_new_leaf(session: Session, t: Tensor, *, wanted: bool) -> None:
-    """Before `t.requires_grad_(wanted)`."""
-    real = session.real_of(t)
-    if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
-        raise FallbackError("requires_grad is set on an input that is a view made under no_grad")
-    if not wanted or (t.requires_grad and not _is_leaf(t)):
-        return
-    if is_view(t) or (real is not None and is_view(real)):
-        if t.requires_grad:
-            raise FallbackError("a view made under no_grad, of a tensor that requires grad, is made a leaf")
-        session.leaf_views.add(functional.storage_key(t))
-    if not t.requires_grad and session.disguises.has_views(t):
-        raise FallbackError("a tensor comes to require grad after views of it were taken")
-    if session.is_input(t) and session.disguises.current(t) is not t:
-        raise FallbackError("an input changes its shape or loses its history, and is then made a leaf")
-    session.made_leaves.add(id(t))
-
-
-def _is_leaf(t: Tensor) -> bool:
-    try:
-        return t.is_leaf
-    except RuntimeError:  # a view with a history that autograd refuses to look at by now
-        return False
-
-
-def check_cut(session: Session, t: Tensor) -> None:
-    """Before an input that requires grad is detached in place, or stops requiring grad."""
-    if session.disguises.has_views(t):
-        raise FallbackError("an input is cut off from its history after views of it were taken")
-    if id(t) in session.made_leaves:
-        raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
-    session.cut.add(id(t))
-
-
-def check_one_mode(session: Session, t: Tensor) -> None:
-    """Before an input changes its shape in place: its history has one of two such changes if autograd sees
-    only one of them, and eager's gradients are then of the wrong shape."""
-    if t.requires_grad and session.is_input(t):
-        mode = torch.is_grad_enabled()
-        if session.reshaped_in.setdefault(id(t), mode) is not mode:
-            raise FallbackError("an input changes its shape with grad mode on, and again with grad mode off")
-
-
-def check_one_size(session: Session, t: Tensor, sizes: tuple[Any, ...] | None) -> None:
-    """Before an input changes its shape in place: the trace knows its elements, not the memory around them,
-    which a second change could bring back. `sizes` are the arguments of `resize_` and `as_strided_`."""
-    if not session.is_input(t):
-        return
-    if id(t) in session.resized or id(t) in session.moved:
-        raise FallbackError("an input is resized (resize_, as_strided_, set_), and changes its shape again")
-    if sizes is not None:
-        size = sizes[0] if sizes and isinstance(sizes[0], list | tuple) else sizes
-        if math.prod(n for n in size if isinstance(n, int | torch.SymInt)) != t.numel():
-            session.resized.add(id(t))
-
-
-def check_written(session: Session, t: Tensor) -> None:
-    """Before a tensor is written to."""
-    if session.leaf_views and functional.storage_key(t) in session.leaf_views:
-        raise FallbackError("a view is made a leaf, and its memory is written to")
-
-
-def check_set(session: Session, t: Tensor, sources: tuple[Any, ...]) -> None:
-    """Before `t.set_(source)`."""
-    if not functional.is_wrapped(t):
-        if any(isinstance(s, Tensor) and functional.is_wrapped(s) for s in sources):
-            raise FallbackError("set_ is called on a tensor from outside the arguments")
-        return
-    real, disguises = session.real_of(t), session.disguises
-    if is_view(t) or (real is not None and is_view(real)):
-        raise FallbackError("set_ is called on a view")
-    if id(t) in disguises.worn or id(t) in session.resized:
-        raise FallbackError("set_ is called on a tensor that changed its shape or lost its history")
-    given = [s for s in sources if isinstance(s, Tensor)]
-    if any(functional.storage_key(s) == functional.storage_key(t) for s in given):
-        raise FallbackError("set_ is called with another tensor in the same memory")
-    session.moved.add(id(t))
-    if torch.is_grad_enabled() and any(s.requires_grad for s in (t, *given)):
-        raise FallbackError("set_ is called with grad mode on, and a tensor that requires grad")
-    if real is not None and functional.has_data_mutation(t):
-        raise FallbackError("set_ is called on an input that was written to")
 
 
 def _is_view_of(t: Tensor, seen: Tensor) -> bool:

@@ -21,6 +21,7 @@ from aheadgrad.capture.environment import Ambient, tracing
 from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.leaks import Handed
 from aheadgrad.capture.lift import Lift
+from aheadgrad.capture.limits import Limits
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
@@ -79,13 +80,7 @@ class Session:
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
-        self.leaf_views: set[Any] = set()  # storages of views that requires_grad_ was called on
-        self.made_leaves: set[int] = set()  # ids of tensors that requires_grad_ was called on
-        self.cut: set[int] = set()  # ids of inputs that were cut off from their histories
-        self.beyond: set[Any] = set()  # storages of inputs of which more than the input is seen
-        self.moved: set[int] = set()  # ids of tensors that set_ was called on
-        self.resized: set[int] = set()  # ids of inputs that resize_ or as_strided_ changed
-        self.reshaped_in: dict[int, bool] = {}  # by id of an input: in which grad mode it changed its shape
+        self.limits = Limits(self)
         self.doubted = False  # was one of them used when its history was in doubt?
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.handed = Handed(self)

@@ -27,13 +27,13 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     becomes_leaf = None
     if history is None and current.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = current.requires_grad
-    if id(seen) in session.cut and current.requires_grad:
+    if id(seen) in session.limits.cut and current.requires_grad:
         raise FallbackError("an input is cut off from its history, and then gets a new one")
     if current is not seen and not is_view(current) and current.grad_fn is not None:
         raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     parts = part_facts(session, current, entrance) if entrance.form is not None else None
     data_changed = functional.has_data_mutation(seen) and not same_value(held, value)
-    if entrance.storage in session.beyond and functional.has_data_mutation(seen):
+    if entrance.storage in session.limits.beyond and functional.has_data_mutation(seen):
         raise FallbackError("as_strided takes from an input what lies outside of it, and memory is written")
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():

@@ -14,51 +14,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Checks
+from aheadgrad.frontends.guarded_ambient import write_ambient
 from aheadgrad.frontends.guarded_forms import write_form_check
 from aheadgrad.frontends.guarded_memory import MemoryWriter
+from aheadgrad.frontends.guarded_reach import FEW, ReachWriter
 from aheadgrad.frontends.guarded_values import ValueWriter
 from aheadgrad.frontends.looks import compare_looks, look_of
 from aheadgrad.frontends.module import Holder
-from aheadgrad.frontends.places import ABSENT, Fact
-from aheadgrad.frontends.plain import SIMPLE, describe, freeze
-from aheadgrad.frontends.reach import HOOKS, TABLES, Reach
+from aheadgrad.frontends.reach import HOOKS, Reach
 from aheadgrad.frontends.surroundings import Surroundings, Tables
 from aheadgrad.program.slots import ClosedOver
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
-from aheadgrad.torchlayer.attention import attention_kernels
-from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import (
-    default_devices,
-    deterministic_mode,
-    deterministic_warns,
     dispatch_modes,
-    function_modes,
-    transform_level,
 )
 from aheadgrad.torchlayer.guards import shape_check, tensor_check
 from aheadgrad.torchlayer.subclasses import form_of, is_foreign, parts_of
 
 MISS = object()
-_FEW = 4
 
 
 def _always() -> bool:
     return True
-
-
-def _hidden(tables: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[set[str]]:
-    """Which parameters, buffers and modules have an attribute of the same name in front of them?"""
-    return [table.keys() & attributes.keys() for attributes, table in tables]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +75,7 @@ class GuardWriter:
         self.call = Checks("call", self.names, "args, kwargs", self.names.name(MISS, "MISS"))
         self.find = Checks("find", self.names, "")
         self.values = values
+        self.reached = ReachWriter(self.call, self.find, self.names, reach, values)
         self.where: dict[int, str] = {}  # by id of a tensor: how the check calls it
         self.state: list[Tensor] = []  # tensors found in dictionaries, in the order of `state`
         self.reals = [e.real for e in captured.session.entrances]
@@ -99,7 +85,7 @@ class GuardWriter:
         self.parts: dict[int, list[str]] = {}  # by id of a tensor subclass: where its parts are
 
     def write(self) -> Guard:
-        self._ambient()
+        write_ambient(self.call, self.names, self.captured, implied=bool(self.reals))
         self.where.update(self.values.write(self.call, self.names))
         self.given = dict(self.where)
         self.values.write_containers(self.reach.everything())
@@ -122,48 +108,6 @@ class GuardWriter:
             return self.entry.inline(inputs)
         return [f"    return {self.names.name(self.entry.run, 'entry')}({inputs})"]
 
-    def _ambient(self) -> None:
-        """What is active around the call.
-
-        Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
-        that is part of the check of any tensor. (Autocast does so for the tensors of its own device only.)
-        """
-        name, unless, implied = self.names.name, self.call.unless, bool(self.reals)
-        grad = self.captured.forward.grad_mode_before
-        mode = f"{name(torch.is_grad_enabled, 'is_grad_enabled')}()"
-        unless(f"{mode} is {grad}", "grad mode", "on" if grad else "off", f"'on' if {mode} else 'off'")
-        level = f"{name(transform_level, 'transform_level')}()"
-        unless(f"{level} is None", "a torch.func transform", "none", level, last=True, implied=implied)
-        dual = f"{name(forward_ad, 'forward_ad')}._current_level"
-        unless(f"{dual} < 0", "forward-mode differentiation", "off", "'on'", last=True)
-        inference = torch.is_inference_mode_enabled()
-        now = f"{name(torch.is_inference_mode_enabled, 'is_inference')}()"
-        unless(f"{now} is {inference}", "inference mode", str(inference), now, implied=implied)
-        dtype = torch.get_default_dtype()
-        now = f"{name(torch.get_default_dtype, 'default_dtype')}()"
-        unless(f"{now} is {self.names.literal(dtype)}", "the default dtype", str(dtype), now)
-        devices = default_devices()
-        now = f"{name(default_devices, 'default_devices')}()"
-        quick = f"not {name(function_modes, 'function_modes')}()"
-        same = f"{now} == {name(devices, 'devices')}"
-        unless(quick if devices == () else same, "the default device", str(devices or "not set"), now)
-        state = self.captured.autocast
-        now = f"{name(autocast_state, 'autocast_state')}()"
-        if state is None:
-            off = f"not {name(any_autocast, 'any_autocast')}()"
-            one_device = not torch.accelerator.is_available()
-            unless(off, "autocast", str(state), now, implied=implied and one_device)
-        else:
-            unless(f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        test = f"{name(deterministic_mode, 'deterministic')}() is {deterministic}"
-        if deterministic:
-            test += f" and {name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}"
-        unless(test, "deterministic algorithms", str(deterministic), str(not deterministic))
-        if self.captured.session.attends:
-            kernels, now = attention_kernels(), f"{name(attention_kernels, 'attention_kernels')}()"
-            unless(f"{now} == {kernels!r}", "kernels for attention", str(kernels), now)
-
     def _reached(self) -> None:
         """What the function reaches without being given it is as it was."""
         steady = {id(t): t for t in self.reach.tables.values()}
@@ -171,7 +115,7 @@ class GuardWriter:
         reads: dict[int, str] = {}
         for fact in self.reach.facts:
             if fact.steady and isinstance(fact.value, Tensor):
-                reads.setdefault(id(fact.value), self._text(fact))
+                reads.setdefault(id(fact.value), self.reached.text(fact))
         for place in self.places:
             table = self.names.name(place.table, "table")
             reads.setdefault(id(place.get()), f"{table}.get({place.name!r})")
@@ -180,15 +124,7 @@ class GuardWriter:
         for k, real in enumerate(self.state):
             self.find.line(f"s{k} = {reads[id(real)]}")
             self.where[id(real)] = f"state[{k}]"
-        self._containers()
-        for fact in self.reach.facts:
-            if not isinstance(fact.value, Tensor):
-                self._fact(self.find if fact.steady else self.call, fact)
-        self._classes()
-        for content in self.reach.contents:
-            now = f"{self.names.name(freeze, 'freeze')}({self.names.name(content.holder, 'holder')})"
-            test = f"{now} == {self.names.name(content.frozen, 'frozen')}"
-            self.call.unless(test, content.path, "as it was", "'something else'")
+        self.reached.write()
         self.find_places(reads)
         if self.find.fast.lines:
             self._stamped(list(steady.values()))
@@ -197,54 +133,13 @@ class GuardWriter:
                 name = self.where[id(real)] = f"x{len(self.where)}"
                 self.call.line(f"{name} = {reads[id(real)]}")
 
-    def _classes(self) -> None:
-        """Objects of the user's own classes are still of these."""
-        owned = self.reach.owned
-        if len(owned) > _FEW:
-            now = f"tuple(map(type, {self.names.name(tuple(owned), 'objects')}))"
-            test = f"{now} == {self.names.name(tuple(map(type, owned)), 'kinds')}"
-        else:
-            tests = (
-                f"type({self.names.name(x, 'object')}) is {self.names.name(type(x), 'kind')}" for x in owned
-            )
-            test = " and ".join(tests)
-        if test:
-            self.call.unless(test, "a class", "as it was", "'another'")
-        for value in owned:
-            if hasattr(value, "__dict__") and not isinstance(value, nn.Module):
-                name, table = self.names.name(value, "object"), self.names.name(vars(value), "table")
-                self.call.unless(f"{name}.__dict__ is {table}", "__dict__", "as it was", "'another'")
-
-    def _containers(self) -> None:
-        """Lists are as long as they were, dictionaries have the same keys in the same order."""
-        hooks = {id(f.value) for f in self.reach.facts if f.how[6:-2] in HOOKS}
-        for value, path in self.reach.containers.values():
-            if id(value) in self.reach.loose or id(value) in self.reach.idle or id(value) in hooks:
-                continue
-            if isinstance(value, list):
-                now = f"len({self.names.name(value, 'given')})"
-                self.call.unless(f"{now} == {len(value)}", path, f"{len(value)} elements", now, last=True)
-            elif not value:
-                given = self.names.name(value, "given")
-                self.find.unless(f"not {given}", path, "0 elements", f"len({given})")
-            elif all(type(key) in (str, int) for key in value):
-                now = f"list({self.names.name(value, 'given')})"
-                assumed = f"{len(value)} elements"
-                test = f"{now} == {self.names.name(list(value), 'keys')}"
-                self.find.unless(test, path, assumed, f"len({now})", last=True)
-        tables = [(vars(m), table) for m in self.reach.modules for t in TABLES if (table := vars(m).get(t))]
-        if tables:
-            now = f"{self.names.name(_hidden, 'hidden')}({self.names.name(tables, 'tables')})"
-            test = f"{now} == {self.names.name(_hidden(tables), 'hidden_before')}"
-            self.find.unless(test, "an attribute", "what the module registered", "'hidden by another'")
-
     def find_places(self, reads: dict[int, str]) -> None:
         """Every place where a tensor was found has the same one again, whatever its name."""
         local = {id(real): f"s{k}" for k, real in enumerate(self.state)}
         spots = [(f"{self.names.name(p.table, 'table')}.get({p.name!r})", p.get(), p.slot.describe(), True)
                  for p in self.places]  # fmt: skip
         spots += [
-            (self._text(f), f.value, f.path, f.steady)
+            (self.reached.text(f), f.value, f.path, f.steady)
             for f in self.reach.facts
             if isinstance(f.value, Tensor) and id(f.holder) not in self.reach.skip
         ]
@@ -311,50 +206,6 @@ class GuardWriter:
             tuple(t for t in tables if not t and id(t) in hooks),
         )
 
-    def _text(self, fact: Fact) -> str:
-        holder = self.names.name(fact.holder, "holder")
-        if fact.how[1:].isidentifier() and fact.how != ".cell_contents":
-            return f"getattr({holder}, {fact.how[1:]!r}, {self._default(fact)})"  # it may be gone
-        if fact.value is None and fact.how.startswith(".get('"):
-            return f"{holder}{fact.how[:-1]}, {self._default(fact)})"
-        return holder + fact.how
-
-    def _default(self, fact: Fact) -> str:
-        """What a place gives that is gone: None, unless that is what was there."""
-        return self.names.name(ABSENT, "ABSENT") if fact.value is None or fact.value is ABSENT else "None"
-
-    def _fact(self, checks: Checks, fact: Fact) -> None:
-        value, table, place = fact.value, fact.how[6:-2], self._text(fact)
-        if value is ABSENT:
-            where, _, key = fact.how.rpartition(".get(")
-            test = f"{key[:-1]} not in {self.names.name(fact.holder, 'holder')}{where}"
-            if not key.endswith(")"):
-                test = f"{place} is {self._default(fact)}"
-            checks.unless(test, fact.path, "absent", "'there'")
-        elif type(value) in SIMPLE:
-            if not (value is None or isinstance(value, bool)):
-                checks.line(f"v = {place}")
-                place = "v"
-            self.values.constant(checks, self.names, place, value, fact.path)
-        elif isinstance(value, dict) and table in HOOKS:
-            test = f"list({place}) == {self.names.literal(list(value))}" if value else f"not {place}"
-            checks.unless(test, fact.path, f"{len(value)} hooks", f"str(len({place})) + ' hooks'")
-        elif isinstance(value, dict) and table in TABLES:
-            checks.unless(
-                f"{place} is {self.names.name(value, 'given')}", fact.path, "as it was", "'another'"
-            )
-        else:
-            self._object(checks, fact, place)
-
-    def _object(self, checks: Checks, fact: Fact, place: str) -> None:
-        value = fact.value
-        given = self.names.name(value, "given")
-        checks.unless(f"{place} is {given}", fact.path, describe(value), f"{self._described}({place})")
-
-    @property
-    def _described(self) -> str:
-        return self.names.name(describe, "describe")
-
     def _find(self, real: Tensor) -> str:
         """How the check calls an input: an argument, one of the state, something closed over."""
         known = self.where.get(id(real))
@@ -372,7 +223,7 @@ class GuardWriter:
             found = self.reach.find(real)
             if found is None and is_foreign(real):
                 raise FallbackError("a tensor subclass is made inside, of tensors from outside")
-            text = self.names.name(real, "closed_over") if found is None else self._text(found)
+            text = self.names.name(real, "closed_over") if found is None else self.reached.text(found)
             self.call.line(f"{name} = {text}")
         self.where[id(real)] = name
         return name
@@ -418,7 +269,7 @@ class GuardWriter:
             self.call.unless(test, "arguments", "none that the function also reaches", "'one of those'")
         if others and (mine or self.steady_bystanders):
             given = "".join(f"id({text}), " for text, _ in others)
-            test = f"not ids.isdisjoint(({given}))" if len(others) > _FEW else ""
+            test = f"not ids.isdisjoint(({given}))" if len(others) > FEW else ""
             test = test or " or ".join(f"id({text}) in ids" for text, _ in others)
             with self.call.fast.block(f"if {test}:"):
                 self.call.miss()

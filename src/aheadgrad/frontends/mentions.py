@@ -184,7 +184,7 @@ def _asked_by_name(code: types.CodeType) -> set[str]:
 def compares_types(code: types.CodeType) -> bool:
     """Does the code compare a type with that of a number, as in `type(n) is int`?"""
     if "type" in code.co_names and not _NUMBERS.isdisjoint(code.co_names):
-        steps = [i for i in dis.get_instructions(code) if i.opname not in _NO_MATTER]
+        steps = _steps(code)
         for k, step in enumerate(steps):
             if (
                 step.argval in _NUMBERS
