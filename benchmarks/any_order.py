@@ -44,7 +44,7 @@ def stopwatch(make: Callable[[], Any], **options: Any) -> Callable[[], float]:
     """A turn: microseconds of a call and its backward, over many calls."""
     torch.manual_seed(0)
     fn, inputs, leaves = make()
-    compiled = aheadgrad.compile(fn, fallback="error", **options)
+    compiled = aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
     tangent = torch.ones_like(compiled(*inputs))
 
     def turn(calls: int = CALLS) -> float:

@@ -95,11 +95,11 @@ def run() -> list[Row]:
     """The two bars; then larger modules, whose own time hides the check, for the record."""
     torch.manual_seed(0)
     x, w, b = (torch.randn(4, 4, requires_grad=True) for _ in range(3))
-    function = aheadgrad.compile(layer, fallback="error")
-    few = aheadgrad.compile(Stack(), fallback="error")
-    chain = aheadgrad.compile(Chain().eval(), fallback="error")
+    function = aheadgrad.compile(layer, fallback="error", frontend="trace")
+    few = aheadgrad.compile(Stack(), fallback="error", frontend="trace")
+    chain = aheadgrad.compile(Chain().eval(), fallback="error", frontend="trace")
     case = gpt(12)
-    whole = aheadgrad.compile(case.fresh(), fallback="error")
+    whole = aheadgrad.compile(case.fresh(), fallback="error", frontend="trace")
     count = len(list(case.model.parameters()))
     return [
         measure("a function of three tensors", function, (x, w, b), LIMIT_FUNCTION),

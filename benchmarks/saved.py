@@ -32,7 +32,7 @@ def run() -> list[Row]:
         figures = {
             EAGER: kilobytes(case, lambda model: model),
             TORCH: kilobytes(case, peer.compile_module),
-            OURS: kilobytes(case, lambda model: aheadgrad.compile(model, fallback="error")),
+            OURS: kilobytes(case, lambda model: aheadgrad.compile(model, fallback="error", frontend="trace")),
         }
         rows.append(Row(f"saved by {case.name}", "KiB", figures, (Bar(TORCH, LIMIT),)))
     return rows

@@ -43,7 +43,7 @@ def run() -> list[Row]:
         EAGER: layer,
         DYNAMO: torch.compile(layer, backend="aot_eager"),
         TORCH: peer.compile_function(layer),
-        OURS: aheadgrad.compile(layer, fallback="error"),
+        OURS: aheadgrad.compile(layer, fallback="error", frontend="trace"),
     }
     turns = {name: stopwatch(fn) for name, fn in contenders.items()}
     bars = (Bar(TORCH, LIMIT_TORCH), Bar(EAGER, LIMIT_EAGER))

@@ -71,7 +71,7 @@ def scale_wholes(*wholes: Any) -> list[Any]:
 
 
 def stopwatch(fn: Callable[..., Any], args: list[Any]) -> Callable[[], float]:
-    fast = aheadgrad.compile(fn, fallback="error")
+    fast = aheadgrad.compile(fn, fallback="error", frontend="trace")
 
     def turn() -> float:
         start = time.thread_time()  # small differences: other processes must not count

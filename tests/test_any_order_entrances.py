@@ -54,7 +54,7 @@ SIZES = (2, 4, 5, 2, 7)
 
 
 def test_symbolic_sizes() -> None:
-    compiled = aheadgrad.compile(layer, dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(layer, dynamic=True, fallback="error", frontend="trace")
     for n in SIZES:
         inputs = [double(n, 3), double(3, 3, seed=1)]
         agree(orders(layer, inputs), orders(compiled, inputs))
@@ -62,7 +62,7 @@ def test_symbolic_sizes() -> None:
 
 
 def test_sizes_that_change() -> None:
-    compiled = aheadgrad.compile(layer, fallback="error")
+    compiled = aheadgrad.compile(layer, fallback="error", frontend="trace")
     for n in SIZES:
         inputs = [double(n, 3), double(3, 3, seed=1)]
         agree(orders(layer, inputs), orders(compiled, inputs))
@@ -104,7 +104,7 @@ def test_a_backend_of_ones_own() -> None:
         run = compile_eager(program)
         return lambda args: run(args)
 
-    compiled = aheadgrad.compile(layer, backend=backend, fallback="error")
+    compiled = aheadgrad.compile(layer, backend=backend, fallback="error", frontend="trace")
     inputs = [double(4, 3), double(3, 3, seed=1)]
     for _ in range(2):
         agree(orders(layer, inputs), orders(compiled, inputs))
@@ -149,7 +149,7 @@ def test_a_convolutional_model() -> None:
     torch.manual_seed(0)
     eager = Residual().double()
     other = copy.deepcopy(eager)
-    compiled = aheadgrad.compile(other, fallback="error")
+    compiled = aheadgrad.compile(other, fallback="error", frontend="trace")
     for _ in range(2):
         inputs = [double(2, 2, 4, 4)]
         expected = orders(eager, inputs, tuple(eager.parameters()))
@@ -178,7 +178,7 @@ def test_a_transformer_with_tied_weights() -> None:
     torch.manual_seed(0)
     eager = Block().double()
     other = copy.deepcopy(eager)
-    compiled = aheadgrad.compile(other, fallback="error")
+    compiled = aheadgrad.compile(other, fallback="error", frontend="trace")
     tokens = torch.tensor([[0, 3, 6, 3]])
     shift = [double(1, 4, 4)]
     for _ in range(2):

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
 def test_functions(name: str) -> None:
     fn, make = CASES[name]
     counter = Counter(fn)
-    compiled = aheadgrad.compile(counter, fallback="error")
+    compiled = aheadgrad.compile(counter, fallback="error", frontend="trace")
     for _ in range(3):
         out = compiled(*make())
         parts = out if isinstance(out, tuple) else (out,)
@@ -72,7 +72,7 @@ def test_functions(name: str) -> None:
 
 def test_inputs_that_share_memory_and_are_changed() -> None:
     counter = Counter(lambda a, b: a.add_(1) * b)
-    compiled = aheadgrad.compile(counter, fallback="error")
+    compiled = aheadgrad.compile(counter, fallback="error", frontend="trace")
     for _ in range(2):
         compiled(*shared())
     assert counter.calls == 1
@@ -81,7 +81,7 @@ def test_inputs_that_share_memory_and_are_changed() -> None:
 def test_once_for_each_kind_of_call() -> None:
     for dynamic, calls in ((False, 3), (None, 2), (True, 1)):
         counter = Counter(lambda a: a * 2)
-        compiled = aheadgrad.compile(counter, fallback="error", dynamic=dynamic)
+        compiled = aheadgrad.compile(counter, fallback="error", dynamic=dynamic, frontend="trace")
         for size in (2, 3, 2, 3, 4):
             compiled(torch.ones(size))
         assert counter.calls == calls
@@ -100,7 +100,7 @@ def test_modules() -> None:
             return self.body(a).sin()
 
     model = Net()
-    compiled = aheadgrad.compile(model, fallback="error")
+    compiled = aheadgrad.compile(model, fallback="error", frontend="trace")
     for _ in range(3):
         compiled(x()).sum().backward()
     assert len(calls) == 1
@@ -112,7 +112,7 @@ def test_modules() -> None:
 
 def test_a_new_pattern_of_tangents_does_not_call_again() -> None:
     counter = Counter(lambda a: (a * 2, a.exp(), a.sin()))
-    compiled = aheadgrad.compile(counter, fallback="error")
+    compiled = aheadgrad.compile(counter, fallback="error", frontend="trace")
     for i in range(3):
         compiled(x())[i].sum().backward()
     first, second, _ = compiled(x())
@@ -143,7 +143,7 @@ def test_custom_functions() -> None:
             calls["backward"] += 1
             return g * 2
 
-    compiled = aheadgrad.compile(lambda a: Double.apply(a), fallback="error")
+    compiled = aheadgrad.compile(lambda a: Double.apply(a), fallback="error", frontend="trace")
     for _ in range(3):
         compiled(x()).sum().backward()
     assert calls == {"forward": 1, "backward": 1}
@@ -155,5 +155,5 @@ def test_an_error_calls_once() -> None:
 
     counter = Counter(fn)
     with pytest.raises(ValueError, match="mine"):
-        aheadgrad.compile(counter, fallback="error")(x())
+        aheadgrad.compile(counter, fallback="error", frontend="trace")(x())
     assert counter.calls == 1

@@ -108,9 +108,9 @@ def test_a_module() -> None:
 
 
 def test_a_compiled_function_and_module() -> None:
-    assert "sin" in str(aheadgrad.capture(aheadgrad.compile(fn), *example()))
+    assert "sin" in str(aheadgrad.capture(aheadgrad.compile(fn, frontend="trace"), *example()))
     model = nn.Linear(3, 2)
-    inputs = aheadgrad.capture(aheadgrad.compile(model), torch.randn(4, 3)).signature.inputs
+    inputs = aheadgrad.capture(aheadgrad.compile(model, frontend="trace"), torch.randn(4, 3)).signature.inputs
     assert "weight" in " ".join(slot.describe() for slot in inputs)
 
 
@@ -135,13 +135,13 @@ def test_errors() -> None:
 
 
 def test_source_and_explain_of_a_compiled_function() -> None:
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     assert compiled.source == ""
     assert "call" in compiled.explain()
     compiled(*example())
     assert "def entry" in compiled.source
     assert "saved for backward" in compiled.explain()
-    model = aheadgrad.compile(nn.Linear(3, 2))
+    model = aheadgrad.compile(nn.Linear(3, 2), frontend="trace")
     model(torch.ones(1, 3))
     assert "def entry" in model.source
     assert "saved for backward" in model.explain()

@@ -59,7 +59,7 @@ class Own(nn.Module):
 
 
 def _compiled(module: nn.Module) -> Any:
-    return aheadgrad.compile(module, fallback="error")
+    return aheadgrad.compile(module, fallback="error", frontend="trace")
 
 
 def test_methods_that_the_class_overrides() -> None:

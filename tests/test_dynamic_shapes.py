@@ -99,7 +99,7 @@ BATCHES: dict[str, tuple[Callable[..., Any], Make]] = {
     ),
 }
 COMPILERS: dict[str, Callable[..., Any]] = {
-    "compile": lambda fn: aheadgrad.compile(fn, dynamic=True, fallback="error"),
+    "compile": lambda fn: aheadgrad.compile(fn, dynamic=True, fallback="error", frontend="trace"),
     "drop-in": lambda fn: compat.aot_function(fn, compat.nop, dynamic=True),
     "drop-in, updates inside": lambda fn: compat.aot_function(
         fn, compat.nop, dynamic=True, keep_inference_input_mutations=True
@@ -144,7 +144,7 @@ def test_one_entry_for_many_sizes(name: str, compiler: str) -> None:
 def test_batches_of_any_size(name: str, dynamic: bool | None) -> None:
     """8, 5, 1, 0, 7: what eager gives, and its errors where it raises."""
     fn, make = BATCHES[name]
-    compiled = aheadgrad.compile(fn, dynamic=dynamic, fallback="error", max_entries=16)
+    compiled = aheadgrad.compile(fn, dynamic=dynamic, fallback="error", max_entries=16, frontend="trace")
     for n in (8, 5, 1, 0, 7, 8, 3):
         try:
             expected = list(observe(fn, make, n))
@@ -159,7 +159,7 @@ def test_batches_of_any_size(name: str, dynamic: bool | None) -> None:
 
 
 def test_a_size_that_changed_becomes_a_symbol() -> None:
-    compiled = aheadgrad.compile(lambda x, y: x.sum(0) * 2 + y, fallback="error")
+    compiled = aheadgrad.compile(lambda x, y: x.sum(0) * 2 + y, fallback="error", frontend="trace")
     for n in (8, 5, 7, 9, 4):
         compiled(torch.randn(n, 3), torch.randn(3))
     assert len(compiled.entries) == 2
@@ -171,7 +171,7 @@ def test_a_size_that_changed_becomes_a_symbol() -> None:
 
 
 def test_dynamic_false_keeps_numbers() -> None:
-    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=False, fallback="error")
+    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=False, fallback="error", frontend="trace")
     for n in (8, 5, 7):
         compiled(torch.randn(n, 3))
     assert len(compiled.entries) == 3
@@ -182,7 +182,9 @@ def test_dynamic_false_keeps_numbers() -> None:
 def test_marked_sizes(mark: str, dynamic: bool | None) -> None:
     import torch._dynamo
 
-    compiled = aheadgrad.compile(lambda x: x.sum(0) * x.shape[0], dynamic=dynamic, fallback="error")
+    compiled = aheadgrad.compile(
+        lambda x: x.sum(0) * x.shape[0], dynamic=dynamic, fallback="error", frontend="trace"
+    )
     for n in (8, 5, 7):
         x = torch.randn(n, 3, requires_grad=True)
         getattr(torch._dynamo, mark)(x, 0)
@@ -198,7 +200,7 @@ def test_marked_sizes(mark: str, dynamic: bool | None) -> None:
 def test_sizes_marked_static() -> None:
     import torch._dynamo
 
-    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=True, fallback="error", frontend="trace")
     for n in (8, 5, 7):
         x = torch.randn(n, 3)
         torch._dynamo.mark_static(x, 0)
@@ -216,7 +218,7 @@ def test_what_cannot_be_recorded_with_symbols_is_recorded_with_numbers() -> None
         weights = torch.tensor([float(i) for i in range(x.shape[0])])
         return x * weights
 
-    compiled = aheadgrad.compile(fn, fallback="error")
+    compiled = aheadgrad.compile(fn, fallback="error", frontend="trace")
     for n in (8, 5, 7, 8):
         x = torch.randn(n)
         close(compiled(x), fn(x))
@@ -232,7 +234,7 @@ def test_sizes_kept_by_the_function_are_numbers() -> None:
             return x * 2
 
     net = Net()
-    compiled = aheadgrad.compile(net)
+    compiled = aheadgrad.compile(net, frontend="trace")
     for n in (8, 5, 7):
         close(compiled(torch.ones(n, 3)), torch.full((n, 3), 2.0))
         assert type(net.rows) is int
@@ -240,7 +242,7 @@ def test_sizes_kept_by_the_function_are_numbers() -> None:
 
 
 def test_arguments_are_not_kept() -> None:
-    compiled = aheadgrad.compile(lambda x: x.sin() * x.shape[0], fallback="error")
+    compiled = aheadgrad.compile(lambda x: x.sin() * x.shape[0], fallback="error", frontend="trace")
     for n in (8, 5, 7):
         x = torch.randn(n, 3, requires_grad=True)
         gone = weakref.ref(x)
@@ -252,7 +254,7 @@ def test_arguments_are_not_kept() -> None:
 def test_modules_with_batches_of_any_size() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
     other = copy.deepcopy(net)
-    compiled = aheadgrad.compile(other, fallback="error")
+    compiled = aheadgrad.compile(other, fallback="error", frontend="trace")
     for n in (8, 5, 7, 3, 8):
         results = []
         for run, module in ((net, net), (compiled, other)):
@@ -265,7 +267,9 @@ def test_modules_with_batches_of_any_size() -> None:
 
 
 def test_sizes_zero_and_one_and_equal_sizes_have_entries_of_their_own() -> None:
-    compiled = aheadgrad.compile(lambda x, y: x.sum(0) + y.sum(0), dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(
+        lambda x, y: x.sum(0) + y.sum(0), dynamic=True, fallback="error", frontend="trace"
+    )
     for a, b in ((3, 3), (7, 7), (3, 4), (5, 6), (4, 4), (1, 4), (0, 4)):
         x, y = torch.randn(a, 2), torch.randn(b, 2)
         close(compiled(x, y), x.sum(0) + y.sum(0))
@@ -276,7 +280,7 @@ def test_a_decision_on_sizes_makes_another_entry() -> None:
     def fn(x: Tensor) -> Tensor:
         return x * 2 if x.shape[0] > 5 else x * 3
 
-    compiled = aheadgrad.compile(fn, dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(fn, dynamic=True, fallback="error", frontend="trace")
     for n in (3, 4, 8, 9, 5):
         x = torch.randn(n, 2)
         close(compiled(x), fn(x))
@@ -284,7 +288,7 @@ def test_a_decision_on_sizes_makes_another_entry() -> None:
 
 
 def test_other_strides_make_another_entry() -> None:
-    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(lambda x: x * 2, dynamic=True, fallback="error", frontend="trace")
     for x in (torch.randn(3, 4), torch.randn(5, 6), torch.randn(4, 3).t(), torch.randn(6, 5).t()):
         out = compiled(x)
         close(out, x * 2)
@@ -294,7 +298,7 @@ def test_other_strides_make_another_entry() -> None:
 
 def test_parameters_have_fixed_sizes() -> None:
     net = torch.nn.Linear(4, 3)
-    compiled = aheadgrad.compile(net, dynamic=True, fallback="error")
+    compiled = aheadgrad.compile(net, dynamic=True, fallback="error", frontend="trace")
     for n in (2, 3, 5):
         x = torch.randn(n, 4)
         close(compiled(x), net(x))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated
 
 
 def strict(fn: Any, **options: Any) -> Any:
-    return aheadgrad.compile(fn, fallback="error", **options)
+    return aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
 
 
 def check(check_order: Callable[..., bool], case: Case, run: Callable[..., Any], **options: Any) -> bool:

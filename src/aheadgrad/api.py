@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import InvalidOption
-from aheadgrad.frontends import entries
+from aheadgrad.frontends import dynamo, entries
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.entries import Compiled
 from aheadgrad.options import Options
@@ -20,6 +21,7 @@ from aheadgrad.torchlayer.transforms import without_functionalize
 def compile(
     fn: Callable[..., Any] | nn.Module | None = None,
     *,
+    frontend: Any = "dynamo",
     backend: Any = "eager",
     partition: Any = "default",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
@@ -44,7 +46,10 @@ def compile(
     (False), or those that change from one entry to the next (None). `max_entries` limits how many
     kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
     """
+    if frontend not in ("dynamo", "trace"):
+        raise InvalidOption(f'frontend={frontend!r}: choose "dynamo" or "trace".')
     options = Options(
+        frontend=frontend,
         backend=backend,
         partition=partition,
         decompositions=dict(decompositions or {}),
@@ -72,6 +77,8 @@ def _compile(fn: Any, options: Options) -> Any:
         return fn
     if not callable(fn):
         raise InvalidOption(f"aheadgrad.compile needs a function or a module, not {type(fn).__name__}.")
+    if options.frontend == "dynamo":
+        return torch.compile(fn, backend=lambda gm, args: dynamo.compile_graph(gm, args, options))
     compiled = Compiled(without_functionalize(fn), options)
     return CompiledModule(fn, compiled) if isinstance(fn, nn.Module) else compiled
 

@@ -21,6 +21,7 @@ class Options:
     a call whose inputs are neither leaves nor saved is then a little cheaper.
     """
 
+    frontend: Literal["dynamo", "trace"] = "dynamo"
     backend: Any = "eager"
     partition: Any = "default"
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)

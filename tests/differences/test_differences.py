@@ -32,7 +32,7 @@ def test_gradient_of_some_returned_intermediates_is_refused(fn: Callable[..., An
     x = torch.ones(3, requires_grad=True)
     *_, h, out = fn(x)
     torch.autograd.grad(out.sum(), h)
-    *_, h, out = aheadgrad.compile(fn, fallback="error")(x)
+    *_, h, out = aheadgrad.compile(fn, fallback="error", frontend="trace")(x)
     with pytest.raises(RuntimeError, match="not have been used in the graph"):
         torch.autograd.grad(out.sum(), h)
 
@@ -50,12 +50,12 @@ def test_a_hook_on_one_of_several_connected_outputs_is_called_for_the_others() -
         return found
 
     assert calls(fn) == []
-    assert calls(aheadgrad.compile(fn)) == [True]
+    assert calls(aheadgrad.compile(fn, frontend="trace")) == [True]
 
 
 def test_second_derivatives_of_calls_with_subclasses_are_refused() -> None:
     x = TwoTensor(torch.ones(3), torch.full((3,), 2.0)).requires_grad_()
-    out = aheadgrad.compile(lambda t: t.sin(), fallback="error")(x)
+    out = aheadgrad.compile(lambda t: t.sin(), fallback="error", frontend="trace")(x)
     with pytest.raises(HigherOrderError, match="subclasses"):
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
@@ -65,7 +65,7 @@ def test_connected_outputs_one_after_the_other_need_retain_graph() -> None:
         h = x + 1
         return h.sin(), h.cos()
 
-    for run in (fn, aheadgrad.compile(fn, fallback="error")):
+    for run in (fn, aheadgrad.compile(fn, fallback="error", frontend="trace")):
         a, b = run(torch.ones(3, requires_grad=True))
         a.sum().backward()
         if run is fn:
@@ -82,7 +82,7 @@ def test_decisions_on_values_are_refused_and_name_the_line() -> None:
         return -x
 
     with pytest.raises(DataDependentError, match=r"test_differences\.py"):
-        aheadgrad.compile(fn)(torch.ones(2))
+        aheadgrad.compile(fn, frontend="trace")(torch.ones(2))
 
 
 def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
@@ -98,7 +98,7 @@ def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
 
     run(fn)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        run(aheadgrad.compile(fn))
+        run(aheadgrad.compile(fn, frontend="trace"))
 
 
 def expanded_write(x: Tensor) -> Tensor:
@@ -156,8 +156,8 @@ def unordered_overlap(x: Tensor) -> Tensor:
 )
 def test_what_cannot_be_recorded_runs_uncompiled(fn: Callable[..., Any], size: tuple[int, ...]) -> None:
     with pytest.raises(FallbackError):
-        aheadgrad.compile(fn, fallback="error")(torch.ones(size))
-    compiled = aheadgrad.compile(fn)
+        aheadgrad.compile(fn, fallback="error", frontend="trace")(torch.ones(size))
+    compiled = aheadgrad.compile(fn, frontend="trace")
     ours, eagers = torch.arange(1.0, size[0] + 1), torch.arange(1.0, size[0] + 1)
     with pytest.warns(FallbackWarning, match="uncompiled"):
         out = compiled(ours)
@@ -182,7 +182,7 @@ def test_a_stale_view_is_written_to_uncompiled() -> None:
 
     x = torch.randn(3, 3, requires_grad=True)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="changes its shape under no_grad"):
-        out = aheadgrad.compile(f)(x)
+        out = aheadgrad.compile(f, frontend="trace")(x)
     weights = torch.randn(3, 3)
     (found,) = torch.autograd.grad((out * weights).sum(), x)
     (expected,) = torch.autograd.grad((f(x) * weights).sum(), x)

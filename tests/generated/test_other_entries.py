@@ -26,7 +26,7 @@ ENTRIES: dict[str, Callable[[Function], Function]] = {
     "drop-in": lambda fn: compat.aot_function(fn, compat.nop),
     "updates inside": lambda fn: compat.aot_function(fn, compat.nop, keep_inference_input_mutations=True),
     "partition function": lambda fn: compat.aot_function(fn, compat.nop, partition_fn=own_partition),
-    "dynamic": lambda fn: aheadgrad.compile(fn, dynamic=True),
+    "dynamic": lambda fn: aheadgrad.compile(fn, dynamic=True, frontend="trace"),
     "drop-in, dynamic": lambda fn: compat.aot_function(fn, compat.nop, dynamic=True),
     "dynamo": lambda fn: torch.compile(fn, backend="aheadgrad"),
 }

@@ -113,7 +113,7 @@ def outcome(run: Callable[..., Any], inputs: list[Tensor], order: int) -> tuple[
     except (RuntimeError, NotImplementedError, ValueError):
         return "eager raises", ""
     try:
-        found = derivatives(aheadgrad.compile(run, fallback="error"), inputs, order)
+        found = derivatives(aheadgrad.compile(run, fallback="error", frontend="trace"), inputs, order)
     except LISTED as error:
         reason = str(error).splitlines()[0]
         return ("decides on values" if isinstance(error, DataDependentError) else "uncompiled"), reason

@@ -18,7 +18,7 @@ from aheadgrad.testing import Inputs, assert_same
 
 def strict(fn: Any, **options: Any) -> Any:
     """Compiled, and never uncompiled by the back door."""
-    return aheadgrad.compile(fn, fallback="error", **options)
+    return aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
 
 
 def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
@@ -39,7 +39,7 @@ def same(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> 
 
 def uncompiled(fn: Callable[..., Any], make: Callable[[], Inputs], reason: str, **options: Any) -> None:
     """Runs uncompiled, for this reason, and so as in eager in every scenario."""
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # ours, and torch's own about resized tensors
         assert_same(fn, compiled, make, **options)

@@ -217,7 +217,7 @@ def test_state_after_an_error_inside(around: Callable[[], Any]) -> None:
         torch.set_grad_enabled(before[0])
     assert after == before
     torch.rand(1)
-    aheadgrad.compile(lambda x: x * 2, fallback="error")(leaf(3))
+    aheadgrad.compile(lambda x: x * 2, fallback="error", frontend="trace")(leaf(3))
 
 
 def test_random_state_after_an_error_is_as_before() -> None:

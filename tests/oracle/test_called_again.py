@@ -86,7 +86,7 @@ def test_offsets_asked_of_what_shares_memory_with_an_input() -> None:
     again(offset_of_a_view, (base[:4],), (base[3:7],))
     again(lambda t: t.contiguous().storage_offset() * t, (base[:4],), (base[3:7],))
     again(lambda t, u: (t * 2).storage_offset() + u.storage_offset() * t, (base[:4],) * 2, (base[3:7],) * 2)
-    plain, compiled = base.clone(), aheadgrad.compile(offset_after_moving)
+    plain, compiled = base.clone(), aheadgrad.compile(offset_after_moving, frontend="trace")
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="data of a tensor is set"):
         for start in (0, 3, 0):
             expected = offset_after_moving(plain[start : start + 4])
@@ -208,7 +208,7 @@ def test_nan_is_the_same_call() -> None:
 
 
 def test_many_numbers_run_uncompiled_with_one_warning() -> None:
-    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=3)
+    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=3, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -228,7 +228,7 @@ def test_the_warning_says_what_keeps_changing() -> None:
     def scaled(x: Tensor, factor: int) -> Tensor:
         return x * factor
 
-    compiled = aheadgrad.compile(scaled, max_entries=2)
+    compiled = aheadgrad.compile(scaled, max_entries=2, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -240,7 +240,7 @@ def test_the_warning_says_what_keeps_changing() -> None:
 
 
 def test_too_many_entries_is_an_error_where_asked_for() -> None:
-    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=2, fallback="error")
+    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=2, fallback="error", frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecompileWarning)
@@ -488,7 +488,7 @@ def test_a_closed_over_name_is_rebound_by_the_function() -> None:
         count = count + 1
         return x * count
 
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aheadgrad.errors.FallbackWarning)

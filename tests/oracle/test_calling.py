@@ -279,12 +279,12 @@ def test_kinds_of_callables(make: Callable[[], Any]) -> None:
 
 
 def test_as_decorators() -> None:
-    @aheadgrad.compile
+    @aheadgrad.compile(frontend="trace")
     def plain(x: Tensor) -> Tensor:
         """Doubles."""
         return x * 2
 
-    @aheadgrad.compile(fallback="error")
+    @aheadgrad.compile(fallback="error", frontend="trace")
     def with_options(x: Tensor) -> Tensor:
         return x * 3
 
@@ -300,12 +300,12 @@ def test_decorating_methods() -> None:
         def __init__(self, scale: float) -> None:
             self.w = torch.full((3,), scale, requires_grad=True)
 
-        @aheadgrad.compile(fallback="error")
+        @aheadgrad.compile(fallback="error", frontend="trace")
         def run(self, x: Tensor) -> Tensor:
             return x * self.w
 
         @property
-        @aheadgrad.compile
+        @aheadgrad.compile(frontend="trace")
         def double(self) -> Tensor:
             return self.w * 2
 
@@ -325,7 +325,7 @@ def test_decorating_methods() -> None:
 
 def test_compiled_twice_is_compiled_once() -> None:
     compiled = strict(lambda x: x * 2)
-    assert aheadgrad.compile(compiled) is compiled
+    assert aheadgrad.compile(compiled, frontend="trace") is compiled
 
 
 def test_compiled_inside_compiled() -> None:
@@ -341,7 +341,7 @@ def test_compiled_inside_compiled() -> None:
 
 
 def test_a_recursive_function() -> None:
-    @aheadgrad.compile(fallback="error")
+    @aheadgrad.compile(fallback="error", frontend="trace")
     def power(x: Tensor, n: int) -> Tensor:
         return x if n == 1 else x * power(x, n - 1)
 
@@ -533,7 +533,7 @@ def test_a_sparse_argument_runs_uncompiled_and_says_so() -> None:
         return torch.sparse.mm(s, x)
 
     s, x = torch.eye(3).to_sparse(), leaf(3, 2)
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="s is"):
         assert torch.equal(compiled(s, x), fn(s, x))
 

@@ -28,7 +28,7 @@ def same_for_sizes(
 ) -> Any:
     """Results, their types and gradients for several sizes in a row; nothing runs uncompiled by default."""
     compiled = aheadgrad.compile(
-        fn, **{"dynamic": dynamic, "max_entries": 16, "fallback": "error", **options}
+        fn, **{"dynamic": dynamic, "max_entries": 16, "fallback": "error", **options}, frontend="trace"
     )
     for n in SIZES:
         expected, found = make(n), make(n)
@@ -247,7 +247,7 @@ def test_a_size_in_a_closure(dynamic: bool | None) -> None:
         n = x.shape[0]
         return lambda: n
 
-    compiled = aheadgrad.compile(fn, dynamic=dynamic)
+    compiled = aheadgrad.compile(fn, dynamic=dynamic, frontend="trace")
     for n in SIZES:
         found = compiled(torch.ones(n, 4))()
         assert (found, type(found)) == (n, int)
@@ -375,7 +375,7 @@ def test_resized_to_more_elements(name: str) -> None:
     def fn(x: Tensor) -> Tensor:
         return RESIZES[name](x).fill_(2)
 
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="hold more elements"):
         assert_equal(fn(x), compiled(y))

@@ -35,7 +35,9 @@ def alike(play: Callable[[Callable[[Any], Any]], Any], *, strictly: bool = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         found = play(
-            functools.partial(aheadgrad.compile, max_entries=64, fallback="error" if strictly else "warn")
+            functools.partial(
+                aheadgrad.compile, frontend="trace", max_entries=64, fallback="error" if strictly else "warn"
+            )
         )
     assert_equal(play(lambda fn: fn), found)
 
@@ -75,7 +77,7 @@ class Scaled:
         return x * self.factor / 2
 
 
-@aheadgrad.compile
+@aheadgrad.compile(frontend="trace")
 def decorated(x: Tensor) -> Tensor:
     return x * 2
 
@@ -152,7 +154,7 @@ def test_refusals_are_remembered_and_other_calls_tried() -> None:
         runs.append(how)
         return x * 2 if how == "good" else refusing(x) * 3
 
-    compiled = aheadgrad.compile(f)
+    compiled = aheadgrad.compile(f, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         for n in range(1, 6):
@@ -178,7 +180,7 @@ def test_an_end_to_refusals() -> None:
         tried.append(how)
         return refusing(x) * len(how)
 
-    compiled = aheadgrad.compile(f, max_entries=2)
+    compiled = aheadgrad.compile(f, max_entries=2, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         for n in range(6):

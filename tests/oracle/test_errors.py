@@ -154,7 +154,7 @@ def test_the_same_error_each_time() -> None:
 
 def test_data_dependence_falls_back_nowhere_silently() -> None:
     """With `fallback="warn"` it either raises, or warns and runs as eager does."""
-    compiled = aheadgrad.compile(_if)
+    compiled = aheadgrad.compile(_if, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -286,7 +286,7 @@ def test_a_generator_is_no_result() -> None:
     def fn(x: Tensor) -> Any:
         return (x * i for i in range(3))
 
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     x = leaf(3)
     try:
         with warnings.catch_warnings():
@@ -304,7 +304,7 @@ def test_an_unknown_object_that_holds_tensors_is_no_result() -> None:
         def __init__(self, t: Tensor) -> None:
             self.t = t
 
-    compiled = aheadgrad.compile(lambda x: Box(x * 2))
+    compiled = aheadgrad.compile(lambda x: Box(x * 2), frontend="trace")
     x = leaf(3)
     for _ in range(2):
         try:
@@ -323,7 +323,7 @@ def test_a_traced_tensor_that_leaks_is_told() -> None:
         kept.append(x * 3)
         return x * 2
 
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     x = leaf(3)
     try:
         with warnings.catch_warnings():
@@ -357,7 +357,7 @@ def test_an_unsupported_subclass_is_named() -> None:
 
 
 def test_an_unsupported_subclass_warns_once() -> None:
-    compiled = aheadgrad.compile(lambda x: x * 2)
+    compiled = aheadgrad.compile(lambda x: x * 2, frontend="trace")
     t = torch.ones(3).as_subclass(Tagged)
     with pytest.warns(FallbackWarning, match="Tagged") as seen:
         for _ in range(3):
@@ -391,22 +391,22 @@ def test_a_subclass_that_is_a_parameter_of_a_module() -> None:
 )
 def test_bad_options(options: dict[str, Any], listed: list[str]) -> None:
     with pytest.raises(InvalidOption) as caught:
-        aheadgrad.compile(lambda x: x, **options)
+        aheadgrad.compile(lambda x: x, **options, frontend="trace")
     for word in listed:
         assert word in str(caught.value)
     with pytest.raises(InvalidOption):
-        aheadgrad.compile(**options)
+        aheadgrad.compile(**options, frontend="trace")
 
 
 def test_unknown_options() -> None:
     with pytest.raises(TypeError, match="no_such_option"):
-        aheadgrad.compile(lambda x: x, no_such_option=1)  # type: ignore[call-arg]
+        aheadgrad.compile(lambda x: x, no_such_option=1, frontend="trace")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("thing", [3, "text", torch.ones(2), [1]])
 def test_what_cannot_be_compiled(thing: Any) -> None:
     with pytest.raises(AheadgradError, match=type(thing).__name__):
-        aheadgrad.compile(thing)
+        aheadgrad.compile(thing, frontend="trace")
 
 
 def test_errors_in_backward() -> None:

@@ -254,7 +254,7 @@ def test_a_large_array_is_refused_by_name() -> None:
 
     with pytest.raises(FallbackError, match="data is a numpy array"):
         strict(fn)(leaf(3), np.ones(100_000))
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     data = np.ones(100_000)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
@@ -270,7 +270,7 @@ def test_an_array_that_shares_memory_with_what_the_entry_keeps() -> None:
         return x * torch.from_numpy(data)
 
     first, second = np.ones(3, dtype=np.float32), np.ones(3, dtype=np.float32)
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         agree(fn, compiled, leaf(3), first)
@@ -392,7 +392,7 @@ def test_parameters_and_buffers_as_arguments() -> None:
 
 
 def test_layouts() -> None:
-    compiled = aheadgrad.compile(lambda x: x * 2)
+    compiled = aheadgrad.compile(lambda x: x * 2, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for x in (torch.eye(3), torch.eye(3).to_sparse(), torch.eye(3), torch.eye(3).to_sparse_csr()):
@@ -517,7 +517,7 @@ def test_switches_turned_inside_run_uncompiled() -> None:
         return out
 
     for fn in (dtype, kept, inference, deterministic):
-        compiled = aheadgrad.compile(fn)
+        compiled = aheadgrad.compile(fn, frontend="trace")
         for _ in range(2):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FallbackWarning)
@@ -547,7 +547,7 @@ def test_a_function_mode_around_the_call_sees_everything() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.sin(x) * 2
 
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     compiled(leaf(3))
     with warnings.catch_warnings(), Log() as log:
         warnings.simplefilter("ignore", FallbackWarning)
@@ -675,7 +675,7 @@ def test_iterators_run_uncompiled() -> None:
 
     with pytest.raises(FallbackError, match="argument numbers is an iterator"):
         strict(fn)(leaf(3), iter([1, 2]))
-    compiled = aheadgrad.compile(fn)
+    compiled = aheadgrad.compile(fn, frontend="trace")
     mine, theirs = iter([1, 2, 3]), iter([1, 2, 3])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)

@@ -81,7 +81,7 @@ def test_the_limit_names_what_keeps_changing_and_counts() -> None:
     def fn(x: Tensor, step: int) -> Tensor:
         return x * step
 
-    compiled = aheadgrad.compile(fn, max_entries=3)
+    compiled = aheadgrad.compile(fn, max_entries=3, frontend="trace")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for step in range(10):

@@ -105,7 +105,7 @@ def test_changes_a_list(ops: Any) -> None:
         ops.both([a, b])
         return a, b
 
-    fast, x = aheadgrad.compile(f), leaf(3, grad=False)
+    fast, x = aheadgrad.compile(f, frontend="trace"), leaf(3, grad=False)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="a list of tensors"):
         assert torch.equal(fast(x)[1], x + 2)
 
@@ -125,7 +125,7 @@ def test_what_requires_grad_is_left_to_eager(ops: Any) -> None:
         ops.scale(y, 3.0)
         return y
 
-    fast = aheadgrad.compile(f)
+    fast = aheadgrad.compile(f, frontend="trace")
     x = leaf(3)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="requires grad"):
         assert torch.equal(fast(x), f(x))
@@ -210,7 +210,7 @@ def test_a_branch_that_closes_over_a_tensor() -> None:
         y = x * 2
         return torch.cond(x.sum() > 0, lambda x: x + y, lambda x: x - y, (x,))
 
-    fast = aheadgrad.compile(f)
+    fast = aheadgrad.compile(f, frontend="trace")
     x = leaf(3, grad=False)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="closes over"):
         assert torch.equal(fast(x), f(x))
@@ -228,7 +228,7 @@ def test_while_loop() -> None:
     def f(x: Tensor) -> Any:
         return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
 
-    fast = aheadgrad.compile(f)
+    fast = aheadgrad.compile(f, frontend="trace")
     x = leaf(3, grad=False)
     assert all(torch.equal(a, b) for a, b in zip(fast(x), f(x), strict=True))
 
@@ -241,7 +241,7 @@ def test_gradients_of_others_are_left_to_eager(which: str) -> None:
             return map_rows(lambda row: row.sin(), x)
         return scan(lambda c, row: (c + row, c * row), torch.zeros(2), x, dim=0)[0]
 
-    fast = aheadgrad.compile(f)
+    fast = aheadgrad.compile(f, frontend="trace")
     x = leaf(3, 2)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="control-flow"):
         out = fast(x)

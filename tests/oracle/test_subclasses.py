@@ -261,7 +261,7 @@ def test_a_dispatch_mode_around_the_call() -> None:
             out = func(*args, **(kwargs or {}))
             return out if Constant in types else Constant(out, 5)
 
-    fast = aheadgrad.compile(lambda x: x.sin().cos())
+    fast = aheadgrad.compile(lambda x: x.sin().cos(), frontend="trace")
     x = pair(4)
     fast(x)
     with pytest.warns(aheadgrad.errors.FallbackWarning), Wrapping():
@@ -630,7 +630,7 @@ def test_subclasses_that_cannot_be_taken_apart_run_uncompiled() -> None:
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return func(*tree_map_only(cls, lambda t: t.inner, args), **(kwargs or {}))
 
-    fast = aheadgrad.compile(lambda x: x * 2)
+    fast = aheadgrad.compile(lambda x: x * 2, frontend="trace")
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="Logged"):
         assert torch.equal(fast(Logged(torch.ones(2))), torch.full((2,), 2.0))
 
@@ -678,7 +678,7 @@ def _some_from_outside(x: Any) -> Any:
 
 @pytest.mark.parametrize("f", [_all_from_outside, _some_from_outside])
 def test_made_of_tensors_from_outside(f: Any) -> None:
-    fast, x = aheadgrad.compile(f), leaf(3)
+    fast, x = aheadgrad.compile(f, frontend="trace"), leaf(3)
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="from outside"):
         assert torch.equal(fast(x).b, f(x).b)
 
@@ -702,7 +702,7 @@ def test_parts_that_share_memory(make: Any) -> None:
     def fresh() -> Inputs:
         return Inputs(make(leaf(5, grad=False)[:3] if make is _part_given_too else leaf(5, grad=False)))
 
-    fast = aheadgrad.compile(f)
+    fast = aheadgrad.compile(f, frontend="trace")
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="share memory"):
         fast(*fresh().args)
     assert_same(f, fast, fresh)

@@ -70,7 +70,7 @@ def test_alias_changed_after_its_base_adopted_other_memory() -> None:
             old.mul_(2)
         return x + other
 
-    compiled = aheadgrad.compile(adopt_then_double_old_memory)
+    compiled = aheadgrad.compile(adopt_then_double_old_memory, frontend="trace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aheadgrad.errors.FallbackWarning)
         aheadgrad.testing.assert_same(adopt_then_double_old_memory, compiled, _nonleaf_inputs)

@@ -24,7 +24,7 @@ from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fxmeta import preserved_node_meta
 
-_NAMES = [f.name for f in fields(Options) if f.name not in ("dynamic", "max_entries")]
+_NAMES = [f.name for f in fields(Options) if f.name not in ("frontend", "dynamic", "max_entries")]
 
 
 def backend(
@@ -35,7 +35,10 @@ def backend(
     mode: str | None = None,
 ) -> Callable[..., Any]:
     """Compiles one graph of Dynamo's. `options` are those of `aheadgrad.compile`."""
-    chosen = _options(options or {}, mode)
+    return compile_graph(gm, example_inputs, _options(options or {}, mode))
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
     interpreter = fx.Interpreter(gm)
