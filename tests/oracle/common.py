@@ -21,6 +21,11 @@ def strict(fn: Any, **options: Any) -> Any:
     return aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
 
 
+def default(fn: Any, **options: Any) -> Any:
+    """Compiled by the default front end; nothing that Dynamo finds runs uncompiled."""
+    return aheadgrad.compile(fn, fallback="error", **options)
+
+
 def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
@@ -108,12 +113,13 @@ def same_module(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     around: Callable[[], Any] = nullcontext,
     between: Callable[[Any, int], None] | None = None,
+    compile: Callable[[Any], Any] = strict,
 ) -> tuple[nn.Module, nn.Module]:
     """Eager and compiled, step by step, from the same start: everything bitwise the same."""
     torch.manual_seed(0)
     eager = make()
     other = copy.deepcopy(eager)
-    compiled = strict(other)
+    compiled = compile(other)
     optimizers = None if optimizer is None else [optimizer(eager.parameters()), optimizer(other.parameters())]
     for i, args in enumerate(calls):
         if between is not None:

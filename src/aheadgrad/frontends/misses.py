@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aheadgrad.frontends.plain import Same, describe
+from aheadgrad.frontends.plain import BY_TEXT, Same, describe
 
 LOG = logging.getLogger("aheadgrad.misses")
 _listeners: list[list[Miss]] = []
@@ -58,14 +58,22 @@ def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
 
 
-def shown(token: Any) -> str:
-    """A frozen value in words, as far as it can be told."""
+def shown(token: Any, most: int = 60) -> str:
+    """A frozen value (`plain.freeze`) in words, as far as it can be told."""
     if isinstance(token, str):
         return token
     if type(token) is Same:
         return describe(token.value)
-    simple = isinstance(token, tuple) and len(token) == 2 and not isinstance(token[1], tuple)
-    return describe(token[1]) if simple else "a tensor" if type(token) is int else "something else"
+    if type(token) is int:
+        return "a tensor"
+    kind, value = token if isinstance(token, tuple) and len(token) == 2 else (None, None)
+    if kind in BY_TEXT:
+        return str(value)
+    if kind is not None and isinstance(value, tuple):
+        parts = [shown(v) for v in value] if not issubclass(kind, dict) else []
+        text = f"{kind.__name__}({', '.join(parts)})"
+        return text if parts and len(text) <= most else f"a {kind.__name__} of {len(value)}"
+    return describe(value) if kind is not None else "something else"
 
 
 @contextmanager

@@ -54,8 +54,8 @@ _AS_THEY_ARE = {
     torch.layout,
     torch.memory_format,
 }
-_BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
-_BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
+BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
+BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
@@ -85,7 +85,7 @@ def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> A
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return kind, value
-    if kind in _BY_TEXT:
+    if kind in BY_TEXT:
         return kind, repr(value)
     if kind in _SEQUENCES:
         return kind, tuple(freeze(v, originals) for v in value)
@@ -157,4 +157,4 @@ def _is_shown(value: Any, depth: int = 3) -> bool:
     if kind in (list, tuple, set, frozenset, deque, dict):
         parts = [*value, *value.values()] if kind is dict else value
         return depth > 0 and len(value) <= 16 and all(_is_shown(v, depth - 1) for v in parts)
-    return kind in SIMPLE or kind in _AS_THEY_ARE or kind in _BY_TEXT
+    return kind in SIMPLE or kind in _AS_THEY_ARE or kind in BY_TEXT

@@ -6,6 +6,7 @@ What cannot be recorded runs uncompiled, with its reason.
 
 from __future__ import annotations
 
+import copy
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from aheadgrad import pipeline
 from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, RecompileWarning
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import MISS, CompiledFunction, level_of_caller, runs_the_original
 from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names
@@ -50,7 +51,7 @@ class TracedFunction(CompiledFunction):
         self._shapes = Shapes(options.dynamic)
         self._lock = threading.RLock()
         self._full = False
-        self._refused: dict[Any, str] = {}  # by what calls look like from afar
+        self._refused: dict[Any, Exception] = {}  # by what calls look like from afar
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -75,11 +76,11 @@ class TracedFunction(CompiledFunction):
                 self._explain(args, kwargs)
             return self._uncompiled(_FULL, args, kwargs)
         seen = _from_afar(args, kwargs, leaves, self._fn)
-        reason = self._refused.get(seen)
-        if reason is None and len(self._refused) >= self.options.max_entries:
-            reason = "calls of other kinds were refused too often"
-        if reason is not None:
-            return self._uncompiled(reason, args, kwargs)
+        error = self._refused.get(seen)
+        if error is None and len(self._refused) >= self.options.max_entries:
+            error = FallbackError("calls of other kinds were refused too often")
+        if error is not None:
+            return self._refuse(error, args, kwargs)
         with self._lock:
             for entry in self.entries:  # another thread may have compiled what this one needs
                 out = entry.call(args, kwargs)
@@ -89,7 +90,7 @@ class TracedFunction(CompiledFunction):
             miss = self._explain(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
                 self._too_many(miss)
-                return self._uncompiled(_FULL, args, kwargs)
+                return self._fn(*args, **kwargs)
             made = self._try(flat, args, kwargs, seen)
             if isinstance(made, Exception):
                 return self._refuse(made, args, kwargs)
@@ -110,16 +111,17 @@ class TracedFunction(CompiledFunction):
 
     def _too_many(self, miss: Miss | None) -> None:
         self._full = True
+        if self.options.fallback == "error":
+            raise FallbackError(_FULL)
+        self.fallbacks.count(_FULL)
         changing = misses.what_keeps_changing([*self.misses, *([miss] if miss else [])])
-        if self.options.fallback != "error":
-            self.fallbacks.setdefault(_FULL, 0)
-            warnings.warn(
-                f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
-                f"uncompiled. What keeps changing: {changing}. Raise max_entries "
-                f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
-                RecompileWarning,
-                stacklevel=level_of_caller(),
-            )
+        warnings.warn(
+            f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
+            f"uncompiled. What keeps changing: {changing}. Raise max_entries "
+            f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
+            RecompileWarning,
+            stacklevel=level_of_caller(),
+        )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.note_uncompiled(reason)
@@ -130,7 +132,7 @@ class TracedFunction(CompiledFunction):
         if self.options.fallback == "error":
             raise error
         if isinstance(error, AheadgradError):
-            self.note_uncompiled(getattr(error, "reason", None) or _first_line(error))
+            self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
         self.note_uncompiled(f"recording it raises {type(error).__name__}: {_first_line(error)}")
@@ -158,7 +160,7 @@ class TracedFunction(CompiledFunction):
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and getattr(error, "has_run", False):
             if not getattr(error, "once", False) or seen in self._warned_of:
-                self._refused[seen] = getattr(error, "reason", None) or _first_line(error)
+                self._refused[seen] = copy.copy(error)  # without the frames, which hold tensors
             self._warned_of.add(seen)
         return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
 
@@ -189,6 +191,15 @@ def _is_traced(value: Any) -> bool:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
+
+
+def _why(error: AheadgradError) -> tuple[str, str]:
+    """Why a call runs uncompiled, and the line of the user's if one is known."""
+    reason = getattr(error, "reason", None) or _first_line(error)
+    if isinstance(error, DataDependentError):
+        reason = 'a tensor\'s value decides what to do; frontend="dynamo" compiles around such a line'
+    lines = (line.removeprefix("  at ") for line in str(error).splitlines() if line.startswith("  at "))
+    return reason, next(lines, "")
 
 
 def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fn: Any) -> Any:
