@@ -66,8 +66,9 @@ class Session:
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
+        self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt)
+        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self.ambient)
         self.layouts = Layouts()
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
@@ -85,7 +86,6 @@ class Session:
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.handed = Handed(self)
         self.lifting = Lift(self)
-        self.ambient = Ambient()
 
     @contextmanager
     def running(self) -> Iterator[None]:

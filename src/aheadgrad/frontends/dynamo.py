@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption
+from aheadgrad.errors import AheadgradError, FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree
@@ -50,17 +50,20 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], chosen: Opt
 
     try:
         entry = compile_flat(gm, leaves, chosen, invoke)
-    except FallbackError as error:
-        return _uncompiled(gm, error, chosen)
+    except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        if chosen.fallback == "error":
+            if isinstance(error, AheadgradError):
+                raise
+            raise FallbackError(reason_of(error)) from error
+        return _uncompiled(gm, error)
     if flat:
         return entry.call
     return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
 
 
-def _uncompiled(gm: fx.GraphModule, error: FallbackError, options: Options) -> Callable[..., Any]:
-    if options.fallback == "error":
-        raise error
-    warnings.warn(f"aheadgrad runs this graph uncompiled: {error.reason}.", FallbackWarning, stacklevel=3)
+def _uncompiled(gm: fx.GraphModule, error: Exception) -> Callable[..., Any]:
+    reason = reason_of(error)
+    warnings.warn(f"aheadgrad runs this graph uncompiled: {reason}.", FallbackWarning, stacklevel=3)
     return torch.compiler.disable(gm.forward)
 
 
