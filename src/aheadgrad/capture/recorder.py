@@ -13,6 +13,7 @@ from aheadgrad.capture import zeros
 from aheadgrad.capture.environment import Ambient
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
+from aheadgrad.capture.values import Unknown, Values
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
@@ -56,9 +57,11 @@ class Recorder(TorchDispatchMode):
         decompositions: Mapping[Any, Callable[..., Any]],
         adopt: Callable[[Tensor], Tensor],
         ambient: Ambient,
+        values: Values,
     ) -> None:
         super().__init__()
         self.ambient = ambient
+        self.values = values
         self.trace = trace
         self.mode = mode
         self.ops = OpCache(mode)
@@ -98,10 +101,7 @@ class Recorder(TorchDispatchMode):
                 try:
                     out = self._compute(func, types, args, kwargs)
                 except DATA_DEPENDENT_ERRORS as error:
-                    node = running_node()
-                    if self.trace.phase == "forward" or node is None:
-                        raise
-                    raise self._undecided(func, node) from error
+                    out = self._by_value(func, args, kwargs, error)
         if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
@@ -121,6 +121,18 @@ class Recorder(TorchDispatchMode):
         if _dtypes(out) != _dtypes(usual):
             self.ambient.refuse_dtype()
         return out
+
+    def _by_value(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+    ) -> Any:
+        """The result of an op that depends on values, where those are known."""
+        try:
+            return self.values.result(func, args, kwargs)
+        except Unknown:
+            node = running_node()
+            if self.trace.phase == "forward" or node is None:
+                raise error from None
+            raise self._undecided(func, node) from error
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op that makes, or may be given, zeros that autograd knows to be zero."""

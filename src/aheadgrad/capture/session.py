@@ -26,6 +26,7 @@ from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.values import Values
 from aheadgrad.capture.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
@@ -68,7 +69,8 @@ class Session:
         self._by_seen: dict[int, Entrance] = {}
         self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self.ambient)
+        self.values = Values(self.trace, mode)
+        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self.ambient, self.values)
         self.layouts = Layouts()
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?

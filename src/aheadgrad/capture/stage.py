@@ -13,10 +13,11 @@ from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
+from aheadgrad.capture.origins import raised_below_users_code
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
+from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers, reason_of
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -332,6 +333,8 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
             captured.order and isinstance(error, NotImplementedError)
         ):
             raise ours from error
+        if not captured.order and raised_below_users_code(error):  # because of the recording? eager will tell
+            raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
         captured.failures[number] = error  # from the second order on, also derivatives that nobody wrote
     if len(component.exits) == 1:
         return None
