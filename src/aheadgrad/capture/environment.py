@@ -12,6 +12,7 @@ from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import deterministic_mode, deterministic_warns
 from aheadgrad.torchlayer.fake import quiet_logs
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 class Ambient:
@@ -77,10 +78,11 @@ def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
     """
     grad_mode = torch.is_grad_enabled()
     with ExitStack() as stack:
+        stack.enter_context(RECORDING)
         if torch.is_inference_mode_enabled():  # composite ops are taken apart by autograd's layer only
             stack.enter_context(torch.inference_mode(False))
             set_grad_enabled(False)
-        stack.enter_context(random.preserved())
+        stack.enter_context(random.shielded())
         stack.enter_context(saved_tensor_hooks_off())
         stack.enter_context(functional.enabled())
         if veiled:

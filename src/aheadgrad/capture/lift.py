@@ -169,7 +169,7 @@ class Lift(TorchFunctionMode):
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value leaves torch; known ones can."""
-        given = args[0] if args else None
+        given: Any = args[0] if args else None
         if self.reading and not (isinstance(given, Tensor) and functional.is_wrapped(given)):
             return func(*args, **kwargs)
         try:

@@ -46,7 +46,7 @@ def raised_by_torch(error: BaseException) -> bool:
 
 
 def raised_below_users_code(error: BaseException) -> bool:
-    """Did torch (or another library) raise this when the user's code called it, rather than that code itself?"""
+    """Did torch (or another library) raise this when the user's code called it?"""
     tb, last, users = error.__traceback__, None, False
     while tb is not None:
         users = users or is_users(tb.tb_frame.f_code.co_filename)
