@@ -37,6 +37,14 @@ def current_origin() -> Origin | None:
     return None
 
 
+def stacklevel_of_user() -> int:
+    """The `stacklevel` for a warning from the function that asks, so that it names the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def raised_by_torch(error: BaseException) -> bool:
     """Did torch (or we) raise this, rather than the user's own code?"""
     tb = error.__traceback__

@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from aheadgrad import pipeline
 from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
+from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
 from aheadgrad.frontends import module as modules
@@ -95,7 +96,8 @@ def _otherwise(
             return made.run(list(args))
         if not warned:
             warned = True
-            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=4)
+            text = f"aheadgrad runs this call uncompiled: {reason}."
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
         return list(fn(*args))
 
     return run

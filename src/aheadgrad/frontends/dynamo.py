@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from aheadgrad.backends.registry import find_backend
+from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import AheadgradError, FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.options import Options
@@ -63,7 +64,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], chosen: Opt
 
 def _uncompiled(gm: fx.GraphModule, error: Exception) -> Callable[..., Any]:
     reason = reason_of(error)
-    warnings.warn(f"aheadgrad runs this graph uncompiled: {reason}.", FallbackWarning, stacklevel=3)
+    text = f"aheadgrad runs this graph uncompiled: {reason}."
+    warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
     return torch.compiler.disable(gm.forward)
 
 
