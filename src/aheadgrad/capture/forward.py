@@ -97,9 +97,12 @@ def run(session: Session, call: Call) -> Forward:
         if call.watched:
             session.handed.give(seen_by_real)
         with functional.outside():
-            generator = torch.get_rng_state()
+            generator = torch.default_generator
+            before_all = generator.get_state(), generator.initial_seed()
             known = call.generators
-            session.generators = None if known is None else [(g, g.get_state()) for g in known]
+            session.generators = (
+                None if known is None else [(g, g.get_state(), g.initial_seed()) for g in known]
+            )
         try:
             with (
                 random.noticing_changes() as set_inside,
@@ -119,9 +122,9 @@ def run(session: Session, call: Call) -> Forward:
         if call.watched and session.handed.left_behind(result):
             raise FallbackError("the function leaves a tensor somewhere, which a recording cannot repeat")
         with functional.outside():
-            if set_inside or not torch.equal(generator, torch.get_rng_state()):
+            if set_inside or random.was_set(generator, *before_all):
                 raise FallbackError("the random state is set inside the function")
-        for known_generator, _ in session.generators or ():
+        for known_generator, *_ in session.generators or ():
             session.check_generator(known_generator)
         flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [

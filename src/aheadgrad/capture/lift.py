@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from aheadgrad.capture.refusals import (
     check_reach,
 )
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
+from aheadgrad.capture.values import Unknown
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
@@ -100,11 +102,23 @@ class Lift(TorchFunctionMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self.reading = False  # are values asked for the only calls of interest?
+
+    @contextmanager
+    def only_reads(self) -> Iterator[None]:
+        """While a backward runs, where torch and the user's own code (hooks, custom functions) are called."""
+        before, self.reading = self.reading, True
+        try:
+            yield
+        finally:
+            self.reading = before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.reading:
+            return self._read(func, args, kwargs) if func in _NEEDS_VALUE else func(*args, **kwargs)
         self.session.ambient.check()
         if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
             with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
@@ -116,10 +130,7 @@ class Lift(TorchFunctionMode):
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
         if func in _NEEDS_VALUE:
-            raise DataDependentError(
-                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
-                "recorded"
-            )
+            return self._read(func, args, kwargs)
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
@@ -155,6 +166,23 @@ class Lift(TorchFunctionMode):
             out = disguises.originals(out)
         self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value leaves torch; known ones can."""
+        given: Any = args[0] if args else None
+        if self.reading and not (isinstance(given, Tensor) and functional.is_wrapped(given)):
+            return func(*args, **kwargs)
+        try:
+            if func is torch.Tensor.data_ptr or (func is not torch.Tensor.tolist and given.requires_grad):
+                raise Unknown
+            value = self.session.values.of(self.session.disguises.current(given))
+        except Unknown:
+            raise DataDependentError(
+                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
+                "recorded"
+            ) from None
+        with functional.outside():
+            return func(value.clone(), *args[1:], **kwargs)
 
     def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import zeros
+from aheadgrad.capture.environment import Ambient
 from aheadgrad.capture.origins import current_origin
 from aheadgrad.capture.trace import Origin, Trace
+from aheadgrad.capture.values import Unknown, Values
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
@@ -54,8 +56,12 @@ class Recorder(TorchDispatchMode):
         mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable[..., Any]],
         adopt: Callable[[Tensor], Tensor],
+        ambient: Ambient,
+        values: Values,
     ) -> None:
         super().__init__()
+        self.ambient = ambient
+        self.values = values
         self.trace = trace
         self.mode = mode
         self.ops = OpCache(mode)
@@ -93,17 +99,40 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
                 try:
-                    out = self.ops.compute(func, types, args, kwargs)
+                    out = self._compute(func, types, args, kwargs)
                 except DATA_DEPENDENT_ERRORS as error:
-                    node = running_node()
-                    if self.trace.phase == "forward" or node is None:
-                        raise
-                    raise self._undecided(func, node) from error
+                    out = self._by_value(func, args, kwargs, error)
         if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
         return out
+
+    def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op's result; under a default dtype of the function's own only if it does not depend on that.
+
+        (`torch._numpy` computes under numpy's default dtype, mostly with dtypes that are given.)
+        """
+        if not self.ambient.other_dtype:
+            return self.ops.compute(func, types, args, kwargs)
+        out = self.mode.dispatch(func, types, args, kwargs)
+        with self.ambient.usual_dtype():
+            usual = self.mode.dispatch(func, types, args, kwargs)
+        if _dtypes(out) != _dtypes(usual):
+            self.ambient.refuse_dtype()
+        return out
+
+    def _by_value(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+    ) -> Any:
+        """The result of an op that depends on values, where those are known."""
+        try:
+            return self.values.result(func, args, kwargs)
+        except Unknown:
+            node = running_node()
+            if self.trace.phase == "forward" or node is None:
+                raise error from None
+            raise self._undecided(func, node) from error
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op that makes, or may be given, zeros that autograd knows to be zero."""
@@ -228,6 +257,10 @@ class Recorder(TorchDispatchMode):
 
 
 hide_from_dynamo(Recorder.__torch_dispatch__)
+
+
+def _dtypes(out: Any) -> list[torch.dtype]:
+    return [t.dtype for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, Tensor)]
 
 
 class _Writes(Exception):

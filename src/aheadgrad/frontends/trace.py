@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import MISS, CompiledFunction, level_of_caller, runs_the_original
+from aheadgrad.frontends.compiled import MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
@@ -113,7 +114,7 @@ class TracedFunction(CompiledFunction):
                 f"uncompiled. What keeps changing: {changing}. Raise max_entries "
                 f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
                 RecompileWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=stacklevel_of_user(),
             )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,10 +126,10 @@ class TracedFunction(CompiledFunction):
         if self.options.fallback == "error":
             raise error
         if isinstance(error, AheadgradError):
-            self.note_uncompiled(getattr(error, "reason", None) or _first_line(error))
+            self.note_uncompiled(reason_of(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
-        self.note_uncompiled(f"recording it raises {type(error).__name__}: {_first_line(error)}")
+        self.note_uncompiled(f"recording it raises {reason_of(error)}")
         return out
 
     def _try(
@@ -153,7 +154,7 @@ class TracedFunction(CompiledFunction):
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and getattr(error, "has_run", False):
             if not getattr(error, "once", False) or seen in self._warned_of:
-                self._refused[seen] = getattr(error, "reason", None) or _first_line(error)
+                self._refused[seen] = reason_of(error)
             self._warned_of.add(seen)
         return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
 
@@ -175,10 +176,6 @@ class TracedFunction(CompiledFunction):
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or is_wrapped(value))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
 def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fn: Any) -> Any:

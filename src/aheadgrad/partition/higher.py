@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
 from aheadgrad.capture.histories import at_hand, kept_by_eager
@@ -60,14 +61,10 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
-    for g in derivative.gradients:
-        if g is None:
-            kept.append(())
-            saved.append(SavedSet())
-            continue
-        positions: set[int] = set()
-        used = _used(derivative, g, here, set(boundary))
-        used += _also_kept(derivative, g, [value for value, _ in used], here, set(boundary))
+    for component, g in zip(derivative.joint.components, derivative.gradients, strict=True):
+        positions = set(range(len(given.tensors) + len(tangents))) if g is None else set()  # who knows
+        used = [] if g is None else _used(derivative, g, here, set(boundary))
+        used += _also_kept(derivative, component, [value for value, _ in used], here, set(boundary))
         for value, user in used:
             if id(value) not in boundary:
                 boundary[id(value)] = len(pool)
@@ -80,12 +77,12 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
 
 
 def _also_kept(
-    derivative: Derivative, g: Gradients, used: list[Tensor], here: set[int], boundary: set[int]
+    derivative: Derivative, component: Component, used: list[Tensor], here: set[int], boundary: set[int]
 ) -> list[tuple[Tensor, str]]:
     """What eager keeps beside that, as far as it is at hand."""
     trace = derivative.cutter.trace
     found = []
-    for value in kept_by_eager(trace, g.component.nodes, used, derivative.cutter.source):
+    for value in kept_by_eager(trace, component.nodes, used, derivative.cutter.source):
         whole = at_hand(trace, value, boundary, here)
         if whole is not None:
             found.append((whole, "derivatives of higher order"))

@@ -15,6 +15,7 @@ from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.by_sizes import record
+from aheadgrad.runtime.by_values import attempt, looks_at_values
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import LaidOutBackward
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -38,17 +39,27 @@ def _backward_by(
     def make(pattern: Any, state: AutocastState | None) -> Any:
         return _make(level, component, saved, known, pattern, state, backend, used)
 
+    traced = [level.joint.exits[i].traced for i in component.exits]
     if not lays_out(level):
-        backward = Backward(expected, known, make, level.fixed_autocast, level.session.lock)
+
+        def make_any(pattern: Any, state: AutocastState | None) -> Any:
+            tangents = [t for t, layout in zip(traced, pattern, strict=True) if layout is not None]
+            shapes = [*at_hand(saved), *tangents]
+
+            def at_once(sizes: Any = None) -> Any:
+                return make(pattern, state)
+
+            return attempt(level, shapes, len(tangents), at_once, at_once)
+
+        backward = Backward(expected, known, make_any, level.fixed_autocast, level.session.lock)
         backward.used = used
         return backward
-
-    traced = [level.joint.exits[i].traced for i in component.exits]
 
     def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
         pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
         tangents = [t for t, there in zip(traced, present, strict=True) if there]
-        return record(level, [*at_hand(saved), *tangents], lambda sizes: make(pattern, state))
+        shapes = [*at_hand(saved), *tangents]
+        return record(level, shapes, len(tangents), lambda sizes: make(pattern, state))
 
     orders = tuple(
         e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
@@ -84,6 +95,8 @@ def _make(
     try:
         gradients = level.record(component, pattern, state)
     except Exception as error:
+        if looks_at_values(error):
+            raise
         return Failure(error)
     options = level.options
     try:

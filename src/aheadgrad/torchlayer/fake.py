@@ -23,6 +23,8 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
+from aheadgrad.torchlayer.lock import here
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
@@ -47,13 +49,17 @@ DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """The fake mode logs an error before it raises one; the raised one is enough."""
-    before = _LOG.disabled
-    _LOG.disabled = True
+    """The fake mode logs an error before it raises one; the raised one is enough. (In this thread.)"""
+    is_here = here()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return not is_here()
+
+    _LOG.addFilter(of_others)
     try:
         yield
     finally:
-        _LOG.disabled = before
+        _LOG.removeFilter(of_others)
 
 
 def new_mode(*, dynamic: bool) -> FakeTensorMode:
