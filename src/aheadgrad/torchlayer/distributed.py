@@ -1,0 +1,81 @@
+"""Several processes: collectives, results that are still on their way, wrappers that talk around a call.
+
+All by names and by what is loaded already: torch may have been built without `torch.distributed`, and
+most programs never import it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from aheadgrad.torchlayer.dispatch import OpOverload
+
+_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_PENDING = "torch.distributed._functional_collectives"
+
+# Where each wrapper begins a call: before it touches anything of its own.
+_BEGINNINGS = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
+    ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_root_pre_forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+)
+
+
+@functools.cache
+def is_collective(op: Any) -> bool:
+    """A collective that returns its result. The other processes wait for it, used or not."""
+    return isinstance(op, OpOverload) and op.namespace in _FUNCTIONAL
+
+
+@functools.cache
+def is_hidden_collective(op: Any) -> bool:
+    """A collective that writes to its arguments without saying so, and returns a handle to wait for."""
+    return isinstance(op, OpOverload) and op.namespace == "c10d"
+
+
+@functools.cache
+def waiting_for(op: Any) -> Any:
+    """The op that waits for a result, in place of one that wraps it in a tensor that waits when used."""
+    if isinstance(op, OpOverload) and op.name() == "_c10d_functional::_wrap_tensor_autograd":
+        return torch.ops._c10d_functional.wait_tensor.default
+    return op
+
+
+def is_pending(kind: type) -> bool:
+    """The kind of tensor whose value may still be on its way (`trigger_wait()` waits for it)."""
+    loaded = sys.modules.get(_PENDING)
+    return loaded is not None and issubclass(kind, loaded.AsyncCollectiveTensor)
+
+
+@contextmanager
+def noticing_wrappers(tell: Callable[[str], None]) -> Iterator[None]:
+    """`tell(name)` is called before a wrapper that talks to other processes begins a call in this thread."""
+    changed = []
+    for module, kind, method in _BEGINNINGS:
+        if module in sys.modules:
+            owner = getattr(sys.modules[module], kind)
+            changed.append((owner, method, vars(owner)[method]))
+            setattr(owner, method, _noticed(vars(owner)[method], tell))
+    try:
+        yield
+    finally:
+        for owner, method, original in changed:
+            setattr(owner, method, original)
+
+
+def _noticed(original: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            tell(type(self).__name__.replace("FSDPState", "fully_shard"))
+        return original(self, *args, **kwargs)
+
+    return begin
