@@ -79,9 +79,7 @@ def _kept(
     found: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     effects = [
-        n
-        for n in graph.nodes
-        if n.op == "call_function" and n not in forward and has_effect(n.target)
+        n for n in graph.nodes if n.op == "call_function" and n not in forward and has_effect(n.target)
     ]
     stack = [g for g in [*gradients, *effects] if isinstance(g, fx.Node)]
     while stack:
@@ -107,11 +105,7 @@ def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any], allowed
     for node in inputs:
         env[node] = made.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    effects = [
-        n
-        for n in graph.nodes
-        if n in allowed and n.op == "call_function" and has_effect(n.target)
-    ]
+    effects = [n for n in graph.nodes if n in allowed and n.op == "call_function" and has_effect(n.target)]
     wanted = _ancestors_until([*outputs, *effects], set(inputs))
     for node in graph.nodes:
         if node in wanted and node not in env:

@@ -15,16 +15,21 @@ from typing import Any
 
 import torch
 
-from aheadgrad.torchlayer.dispatch import OpOverload
+from aheadgrad.torchlayer.dispatch import OpOverload, schema_of
 
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 _PENDING = "torch.distributed._functional_collectives"
 
-# Where each wrapper begins a call: before it touches anything of its own.
+# How each wrapper is called, and where it begins a call: before it touches anything of its own.
 _BEGINNINGS = (
-    ("torch.nn.parallel.distributed", "DistributedDataParallel", "_pre_forward"),
-    ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_root_pre_forward"),
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+    ("DistributedDataParallel", "torch.nn.parallel.distributed", "DistributedDataParallel._pre_forward"),
+    ("replicate", "torch.distributed._composable.replicate", "_ReplicateState.lazy_init"),
+    ("fully_shard", "torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState._root_pre_forward"),
+    (
+        "FullyShardedDataParallel",
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel.forward",
+    ),
 )
 
 
@@ -43,7 +48,7 @@ def is_hidden_collective(op: Any) -> bool:
 @functools.cache
 def waiting_for(op: Any) -> Any:
     """The op that waits for a result, in place of one that wraps it in a tensor that waits when used."""
-    if isinstance(op, OpOverload) and op.name() == "_c10d_functional::_wrap_tensor_autograd":
+    if isinstance(op, OpOverload) and schema_of(op).name == "_c10d_functional::_wrap_tensor_autograd":
         return torch.ops._c10d_functional.wait_tensor.default
     return op
 
@@ -58,11 +63,13 @@ def is_pending(kind: type) -> bool:
 def noticing_wrappers(tell: Callable[[str], None]) -> Iterator[None]:
     """`tell(name)` is called before a wrapper that talks to other processes begins a call in this thread."""
     changed = []
-    for module, kind, method in _BEGINNINGS:
-        if module in sys.modules:
-            owner = getattr(sys.modules[module], kind)
-            changed.append((owner, method, vars(owner)[method]))
-            setattr(owner, method, _noticed(vars(owner)[method], tell))
+    for name, module, path in _BEGINNINGS:
+        kind, method = path.split(".")
+        owner = getattr(sys.modules.get(module), kind, None)
+        if owner is not None:
+            original = vars(owner)[method]
+            changed.append((owner, method, original))
+            setattr(owner, method, _noticed(original, functools.partial(tell, name)))
     try:
         yield
     finally:
@@ -70,12 +77,12 @@ def noticing_wrappers(tell: Callable[[str], None]) -> Iterator[None]:
             setattr(owner, method, original)
 
 
-def _noticed(original: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
+def _noticed(original: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
     thread = threading.get_ident()
 
-    def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def begin(*args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
-            tell(type(self).__name__.replace("FSDPState", "fully_shard"))
-        return original(self, *args, **kwargs)
+            tell()
+        return original(*args, **kwargs)
 
     return begin

@@ -181,7 +181,7 @@ class Form:
         return found
 
     def pending(self, source: str) -> list[str]:
-        """How tensors inside are reached (or the whole) that must be waited for before their parts are read."""
+        """How the tensors are reached that must be waited for before parts are read."""
         found = [source] if is_pending(self.kind) else []
         for name, inner in zip(self.names, self.inner, strict=True):
             if isinstance(inner, Form):
