@@ -1,4 +1,4 @@
-"""Several processes: DDP, FSDP2, tensor parallel modules, functions of DTensors and collectives, as in eager."""
+"""Several processes, as in eager: DDP, FSDP2, parallel modules, functions of DTensors, collectives."""
 
 from __future__ import annotations
 
@@ -101,6 +101,11 @@ FUNCTIONS = [
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
 def test_functions(pool: Pool, way: str, fn: Callable[..., Any]) -> None:
     fully_compiled(pool, cases.function, way, fn)
+
+
+def test_a_subclass_asks_what_a_random_op_would_give(pool: Pool) -> None:
+    """It asks once for each kind of call, with fake tensors, which draw no numbers: so once, and here only."""
+    fully_compiled(pool, cases.function, "trace", cases.noise)
 
 
 def test_collectives_in_place(pool: Pool) -> None:

@@ -49,8 +49,6 @@ Inline = Callable[[Script, list[str]], list[str]]
 def open_up(script: Script, form: Form, name: str) -> list[str]:
     """Lines that take a subclass apart; the names of its parts."""
     found = []
-    for path in form.pending(name):
-        script.line(f"{path}.trigger_wait()")
     for k, path in enumerate(form.paths(name)):
         script.line(f"{name}_{k} = {path}")
         found.append(f"{name}_{k}")

@@ -1,4 +1,4 @@
-"""Several processes: collectives, results that are still on their way, wrappers that talk around a call.
+"""Several processes: collectives, and wrappers of modules that talk around each call.
 
 All by names and by what is loaded already: torch may have been built without `torch.distributed`, and
 most programs never import it.
@@ -11,14 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from aheadgrad.torchlayer.dispatch import OpOverload, schema_of
 
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-_PENDING = "torch.distributed._functional_collectives"
 
 # How each wrapper is called, and where it begins a call: before it touches anything of its own.
 _BEGINNINGS = (
@@ -53,36 +52,44 @@ def waiting_for(op: Any) -> Any:
     return op
 
 
-def is_pending(kind: type) -> bool:
-    """The kind of tensor whose value may still be on its way (`trigger_wait()` waits for it)."""
-    loaded = sys.modules.get(_PENDING)
-    return loaded is not None and issubclass(kind, loaded.AsyncCollectiveTensor)
+class _Recordings:
+    """How many recordings there are now, in all threads, and what they have replaced."""
+
+    lock = threading.Lock()
+    count = 0
+    originals: ClassVar[dict[tuple[type, str], Callable[..., Any]]] = {}
+
+
+_here = threading.local()  # `tell`: whom this thread tells
 
 
 @contextmanager
 def noticing_wrappers(tell: Callable[[str], None]) -> Iterator[None]:
     """`tell(name)` is called before a wrapper that talks to other processes begins a call in this thread."""
-    changed = []
-    for name, module, path in _BEGINNINGS:
-        kind, method = path.split(".")
-        owner = getattr(sys.modules.get(module), kind, None)
-        if owner is not None:
-            original = vars(owner)[method]
-            changed.append((owner, method, original))
-            setattr(owner, method, _noticed(original, functools.partial(tell, name)))
+    before, _here.tell = getattr(_here, "tell", None), tell
+    with _Recordings.lock:
+        _Recordings.count += 1
+        for name, module, path in _BEGINNINGS:
+            kind, method = path.split(".")
+            owner = getattr(sys.modules.get(module), kind, None)
+            if owner is not None and (owner, method) not in _Recordings.originals:
+                _Recordings.originals[owner, method] = vars(owner)[method]
+                setattr(owner, method, _noticed(vars(owner)[method], name))
     try:
         yield
     finally:
-        for owner, method, original in changed:
-            setattr(owner, method, original)
+        _here.tell = before
+        with _Recordings.lock:
+            _Recordings.count -= 1
+            while not _Recordings.count and _Recordings.originals:
+                (owner, method), original = _Recordings.originals.popitem()
+                setattr(owner, method, original)
 
 
-def _noticed(original: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
-    thread = threading.get_ident()
-
+def _noticed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def begin(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            tell()
+        if getattr(_here, "tell", None) is not None:
+            _here.tell(name)
         return original(*args, **kwargs)
 
     return begin

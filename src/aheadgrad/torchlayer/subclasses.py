@@ -21,7 +21,6 @@ from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode, is_mutable
-from aheadgrad.torchlayer.distributed import is_pending
 from aheadgrad.torchlayer.fake import FakeTensor
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -178,14 +177,6 @@ class Form:
             text = f"{source}.{name}" if name.isidentifier() else f"getattr({source}, {name!r})"
             if not isinstance(inner, Fixed):
                 found += inner.paths(text) if isinstance(inner, Form) else [text]
-        return found
-
-    def pending(self, source: str) -> list[str]:
-        """How the tensors are reached that must be waited for before parts are read."""
-        found = [source] if is_pending(self.kind) else []
-        for name, inner in zip(self.names, self.inner, strict=True):
-            if isinstance(inner, Form):
-                found += inner.pending(f"getattr({source}, {name!r})")
         return found
 
 
