@@ -104,7 +104,7 @@ def test_functions(pool: Pool, way: str, fn: Callable[..., Any]) -> None:
 
 
 def test_a_subclass_asks_what_a_random_op_would_give(pool: Pool) -> None:
-    """It asks once for each kind of call, with fake tensors, which draw no numbers: so once, and here only."""
+    """It asks once for each kind of call, with fake tensors, which draw no numbers: so here only."""
     fully_compiled(pool, cases.function, "trace", cases.noise)
 
 
