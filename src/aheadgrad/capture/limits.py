@@ -114,7 +114,7 @@ class Limits:
         """Before a wrapper that talks to other processes around each call of its module."""
         raise FallbackError(
             f"{name} talks to other processes before and after each call of its module; "
-            'compile the module inside it, or use frontend="dynamo"'
+            'compile what runs inside it, or use frontend="dynamo"'
         )
 
 

@@ -19,7 +19,7 @@ from aheadgrad.torchlayer.dispatch import OpOverload, schema_of
 
 _FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 
-# How each wrapper is called, and where it begins a call: before it touches anything of its own.
+# How each wrapper is called, and where it begins a call: before it does anything that cannot be undone.
 _BEGINNINGS = (
     ("DistributedDataParallel", "torch.nn.parallel.distributed", "DistributedDataParallel._pre_forward"),
     ("replicate", "torch.distributed._composable.replicate", "_ReplicateState.lazy_init"),
@@ -89,7 +89,15 @@ def noticing_wrappers(tell: Callable[[str], None]) -> Iterator[None]:
 def _noticed(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     def begin(*args: Any, **kwargs: Any) -> Any:
         if getattr(_here, "tell", None) is not None:
+            _forget_beginning(args[0])
             _here.tell(name)
         return original(*args, **kwargs)
 
     return begin
+
+
+def _forget_beginning(wrapper: Any) -> None:
+    """`fully_shard` has noted by then that a forward has begun, and would not begin the next one."""
+    state = getattr(wrapper, "_training_state", None)
+    if state is not None:
+        wrapper._training_state = type(state).IDLE
