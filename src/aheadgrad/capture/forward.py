@@ -22,6 +22,7 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.distributed import noticing_wrappers
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import is_refusal
@@ -107,6 +108,7 @@ def run(session: Session, call: Call) -> Forward:
             with (
                 random.noticing_changes() as set_inside,
                 functional.noticing_set(session.limits.new_memory),
+                noticing_wrappers(session.limits.wrapper),
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):

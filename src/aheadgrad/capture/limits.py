@@ -110,6 +110,13 @@ class Limits:
             raise FallbackError("set_ is called on an input that was written to")
         self._moved.add(id(t))
 
+    def wrapper(self, name: str) -> None:
+        """Before a wrapper that talks to other processes around each call of its module."""
+        raise FallbackError(
+            f"{name} talks to other processes before and after each call of its module; "
+            'compile what runs inside it, or use frontend="dynamo"'
+        )
+
 
 def _is_leaf(t: Tensor) -> bool:
     try:

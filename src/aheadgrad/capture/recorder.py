@@ -32,6 +32,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     no_function_modes,
 )
+from aheadgrad.torchlayer.distributed import is_hidden_collective, waiting_for
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
@@ -78,6 +79,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_OF:
             return args[0].fake_device
+        func = waiting_for(func)
+        if is_hidden_collective(func):
+            raise FallbackError(
+                f"{func} exchanges tensors with other processes in place, which a recording does not see; "
+                'use functional collectives, or frontend="dynamo"'
+            )
         if self.plain and is_mutable(func):
             raise _Writes
         if func in self.decompositions:

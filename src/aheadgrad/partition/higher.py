@@ -100,8 +100,9 @@ def _used(
     crossed = walk_backward(cutter, g, here, tangents, users, values, boundary)
     for i in crossed:
         record = cutter.trace.records[i]
-        if record.phase == "forward" and is_random(record.target):
-            raise _not_kept(f"the result of {record.target}, which draws random numbers")
+        if record.phase == "forward" and record.keep:
+            why = "draws random numbers" if is_random(record.target) else "must not run twice"
+            raise _not_kept(f"the result of {record.target}, which {why}")
     for key, value in values.items():
         if key not in boundary and cutter.trace.producer(value) is None:
             raise _not_kept("an input")

@@ -30,6 +30,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "fake_like",
+    "is_fake_mode_on",
     "marked_sizes",
     "mode_of",
     "new_mode",
@@ -60,6 +61,11 @@ def quiet_logs() -> Iterator[None]:
         yield
     finally:
         _LOG.removeFilter(of_others)
+
+
+def is_fake_mode_on() -> bool:
+    """Is a fake mode entered, by whomever? It stands below all modes that are no part of torch."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def new_mode(*, dynamic: bool) -> FakeTensorMode:
