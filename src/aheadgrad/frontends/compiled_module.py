@@ -1,10 +1,10 @@
 """A compiled module: the original in everything but the call, which runs compiled.
 
-Every attribute is the original's, methods that its class overrides included, and what is set here is
-set there. Python looks up special methods (`len(m)`, `m[0]`) on the class, so each class of modules
-gets a class of compiled ones that passes those on. A method that returns the module itself (`to`,
-`train`) returns the compiled one. Reports (`entries`, `source`) are ours where the original has
-nothing under that name.
+Every attribute is the original's, and what is set here is set there. A method of the user's runs as it is,
+bound to the compiled module, so that `self(x)` in it is a compiled call. Python looks up special methods
+(`len(m)`, `m[0]`) on the class, so each class of modules gets a class of compiled ones that passes those on.
+A method that returns the module itself (`to`, `train`) returns the compiled one. Reports (`entries`, `source`)
+are ours where the original has nothing under that name.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from aheadgrad.frontends.entries import Compiled
-from aheadgrad.frontends.guards import MISS
+from aheadgrad.frontends.compiled import MISS, CompiledFunction
 from aheadgrad.options import Options
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
@@ -42,11 +41,11 @@ class CompiledModule(nn.Module):
 
     __slots__ = ("_compiled",)
 
-    def __new__(cls, original: nn.Module, compiled: Compiled) -> CompiledModule:
+    def __new__(cls, original: nn.Module, compiled: CompiledFunction) -> CompiledModule:
         made: CompiledModule = object.__new__(_class_for(cls, type(original)))
         return made
 
-    def __init__(self, original: nn.Module, compiled: Compiled) -> None:
+    def __init__(self, original: nn.Module, compiled: CompiledFunction) -> None:
         own = _get(self, "__dict__")
         for name, value in original.__dict__.items():  # for those who look into a module's dictionary
             if name.startswith("_") and isinstance(value, dict | set):
@@ -56,16 +55,24 @@ class CompiledModule(nn.Module):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         compiled = _compiled_of(self)
-        for call in compiled.calls:  # as `Compiled.__call__`, without the way there
+        for call in compiled.calls:  # as `TracedFunction.__call__`, without the way there
             out = call(args, kwargs)
             if out is not MISS:
                 return out
         return compiled.miss(args, kwargs)
 
-    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
+    @property
+    def forward(self) -> Any:  # type: ignore[override]
         """Compiled where it is the same as calling the module; hooks belong to the call alone."""
         original = _original_of(self)
-        return self(*args, **kwargs) if call_is_forward(original) else original.forward(*args, **kwargs)
+        if not call_is_forward(original):
+            return original.forward
+
+        @functools.wraps(original.forward)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        return forward
 
     def __getattribute__(self, name: str) -> Any:
         if name in _OURS:
@@ -79,7 +86,9 @@ class CompiledModule(nn.Module):
             except AttributeError:
                 pass
             raise
-        return _returning(self, original, value) if name in _OF_ANY_MODULE else value
+        if not isinstance(value, types.MethodType) or value.__self__ is not original:
+            return value
+        return _returning(self, original, value) if name in _OF_ANY_MODULE else _bound(self, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(_original_of(self), name, value)
@@ -88,22 +97,26 @@ class CompiledModule(nn.Module):
         delattr(_original_of(self), name)
 
     def __copy__(self) -> CompiledModule:
-        return _again(type(self), copy.copy(_original_of(self)), _compiled_of(self).options)
+        return _again(type(self), copy.copy(_original_of(self)), *_kind_of(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return _again(type(self), copy.deepcopy(_original_of(self), memo), _compiled_of(self).options)
+        return _again(type(self), copy.deepcopy(_original_of(self), memo), *_kind_of(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The original and how it was compiled; entries are made anew."""
-        return _again, (_known_class(type(self)), _original_of(self), _compiled_of(self).options)
+        return _again, (_known_class(type(self)), _original_of(self), *_kind_of(self))
 
     @property
     def source(self) -> str:
         return _compiled_of(self).source
 
     @property
-    def fallbacks(self) -> dict[str, int]:
-        return dict(_compiled_of(self).fallbacks)
+    def fallbacks(self) -> Any:
+        return _compiled_of(self).fallbacks
+
+    @property
+    def breaks(self) -> Any:
+        return _compiled_of(self).breaks
 
     @property
     def entries(self) -> Any:
@@ -119,7 +132,7 @@ class CompiledModule(nn.Module):
 
 hide_from_dynamo(CompiledModule.__call__)
 
-_compiled_of: Callable[[CompiledModule], Compiled] = vars(CompiledModule)["_compiled"].__get__
+_compiled_of: Callable[[CompiledModule], CompiledFunction] = vars(CompiledModule)["_compiled"].__get__
 
 
 def _original_of(module: CompiledModule) -> nn.Module:
@@ -127,8 +140,14 @@ def _original_of(module: CompiledModule) -> nn.Module:
     return original
 
 
-def _again(kind: type, original: nn.Module, options: Options) -> CompiledModule:
-    made: CompiledModule = _known_class(kind)(original, Compiled(original, options))
+def _kind_of(module: CompiledModule) -> tuple[type[CompiledFunction], Options]:
+    return type(_compiled_of(module)), _compiled_of(module).options
+
+
+def _again(
+    kind: type, original: nn.Module, frontend: type[CompiledFunction], options: Options
+) -> CompiledModule:
+    made: CompiledModule = _known_class(kind)(original, frontend(original, options))
     return made
 
 
@@ -139,8 +158,6 @@ def _known_class(kind: type) -> type:
 
 def _returning(module: CompiledModule, original: nn.Module, method: Any) -> Any:
     """The method, bound to the compiled module and with it in the place of the original as its result."""
-    if not isinstance(method, types.MethodType) or method.__self__ is not original:
-        return method
 
     @functools.wraps(method.__func__)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -148,6 +165,11 @@ def _returning(module: CompiledModule, original: nn.Module, method: Any) -> Any:
         return module if out is original else out
 
     return types.MethodType(call, module)
+
+
+def _bound(module: CompiledModule, method: types.MethodType) -> Any:
+    """A method of the user's with the compiled module as its `self`."""
+    return types.MethodType(method.__func__, module)
 
 
 def _class_for(kind: type[CompiledModule], original: type) -> type:

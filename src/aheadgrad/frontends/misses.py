@@ -8,19 +8,40 @@
       x, shape: (8, 3) was assumed, (5, 3) came
 
 The same text goes to the logger `aheadgrad.misses` at level INFO, and `fast.misses` keeps those that
-led to a compilation.
+led to a compilation. An entry keeps a description of the call that it was made for; a call that fits none is
+described, too, and compared with those. Dynamo has reasons of its own (`from_dynamo`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from aheadgrad.capture.stage import Captured
+from aheadgrad.frontends.function import Flat
+from aheadgrad.frontends.guarded_ambient import surroundings_of_call
+from aheadgrad.frontends.plain import Same, describe, freeze
+from aheadgrad.frontends.state import Look
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.guards import keys_of
+from aheadgrad.torchlayer.subclasses import is_plain, parts_of
+from aheadgrad.torchlayer.symbols import is_symbolic
+
 LOG = logging.getLogger("aheadgrad.misses")
+_SELDOM = (
+    "is_leaf",
+    "dispatch keys",
+    "memory",
+    "offset",
+    "kernels for attention",
+)  # looked at where it matters
 _listeners: list[list[Miss]] = []
 
 
@@ -29,12 +50,11 @@ class Reason:
     """One assumption that does not hold."""
 
     what: str
-    assumed: str
-    came: str
-    last: bool = False  # nothing further could be compared
+    assumed: str = ""
+    came: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.assumed} was assumed, {self.came} came"
+        return f"{self.what}: {self.assumed} was assumed, {self.came} came" if self.assumed else self.what
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,107 @@ class Miss:
         return "\n  ".join(lines + [str(r) for r in self.reasons])
 
 
+@dataclass(eq=False)
+class Description:
+    """A call in words: by subject, what is compared and how it is shown. Sizes that may be any are None."""
+
+    facts: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    sizes: str = ""
+
+    def note(self, what: str, value: Any, shown: str | None = None) -> None:
+        self.facts[what] = (freeze(value), describe(value) if shown is None else shown)
+
+    def loosen(self, captured: Captured, flat: Flat, sizes: str) -> None:
+        """Sizes and strides that are symbols may be any."""
+        self.sizes = sizes
+        symbolic = captured.symbolic_inputs()
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+            value = symbolic.get(id(leaf)) if isinstance(leaf, Tensor) else None
+            if value is not None:
+                for what, numbers in (("shape", value.size()), ("strides", value.stride())):
+                    loose = tuple(None if is_symbolic(n) else int(n) for n in numbers)
+                    shown = ", ".join("any" if n is None else str(n) for n in loose)
+                    self.facts[f"{path}, {what}"] = (loose, f"({shown}{',' if len(loose) == 1 else ''})")
+
+    def against(self, call: Description) -> tuple[Reason, ...]:
+        """What this description, of an entry, has against a call."""
+        nothing = (None, "absent")
+        found = []
+        for what in dict.fromkeys((*self.facts, *call.facts)):
+            (mine, shown), (theirs, came) = self.facts.get(what, nothing), call.facts.get(what, nothing)
+            if mine != theirs and not _fits(mine, theirs):
+                found.append(Reason(what, shown, came))
+        shapes = {r.what.removesuffix("shape") for r in found if r.what.endswith(", shape")}
+        found = [r for r in found if r.what.removesuffix("strides") not in shapes]
+        found = [r for r in found if not r.what.endswith(_SELDOM)] or found
+        if not found and self.sizes:
+            found = [Reason("sizes", self.sizes, "others")]
+        return tuple(found or [Reason("something that is compared, but not described here")])
+
+
+def _fits(loose: Any, sizes: Any) -> bool:
+    """Are these sizes that may be any?"""
+    if not isinstance(loose, tuple) or None not in loose or not isinstance(sizes, tuple):
+        return False
+    numbers = [n for _, n in sizes[1]] if len(sizes) == 2 and isinstance(sizes[1], tuple) else []
+    return len(numbers) == len(loose) and all(a in (None, b) for a, b in zip(loose, numbers, strict=True))
+
+
+def describe_call(flat: Flat, state: Look | None) -> Description:
+    """A call as it is now."""
+    out = Description()
+    for what, value in surroundings_of_call().items():
+        out.note(what, value, str(value))
+    out.note("the structure of the arguments", str(flat.spec), str(flat.spec)[:80])
+    names: dict[int, str] = {}
+    storages: dict[int, str] = {}
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if not isinstance(leaf, Tensor):
+            out.note(path, leaf)
+            continue
+        out.note(f"{path}, same tensor as", names.setdefault(id(leaf), path))
+        for what, value in _aspects(leaf):
+            out.note(f"{path}, {what}", value, str(value))
+        if leaf.layout is torch.strided and is_plain(leaf):
+            shared = storages.setdefault(storage_key(leaf), path)
+            out.note(f"{path}, memory", shared, "its own" if shared == path else f"shared with {shared}")
+            out.note(f"{path}, offset", int(leaf.storage_offset()))
+    if state is not None:
+        for path, token in zip(state.paths, state.tokens, strict=True):
+            out.facts[path] = (token, "a tensor" if type(token) is int else describe(_value(token)))
+        for place, t in ((state.places[id(t)].path, t) for t in state.tensors):
+            for what, value in _aspects(t):
+                out.note(f"{place}, {what}", value, str(value))
+    return out
+
+
+def _value(token: Any) -> Any:
+    """What a frozen value stands for, as far as it can be shown."""
+    if type(token) is Same:
+        return token.value
+    return (
+        token[1]
+        if isinstance(token, tuple) and len(token) == 2 and not isinstance(token[1], tuple)
+        else token
+    )
+
+
+def _aspects(t: Tensor) -> list[tuple[str, Any]]:
+    strided = t.layout is torch.strided
+    return [
+        ("type", type(t).__name__),
+        ("dtype", t.dtype),
+        ("device", t.device),
+        ("layout", t.layout),
+        ("shape", tuple(t.size()) if not any(map(is_symbolic, t.size())) else ()),
+        ("strides", tuple(t.stride()) if strided and not any(map(is_symbolic, t.stride())) else ()),
+        ("requires_grad", t.requires_grad),
+        ("is_leaf", t.is_leaf),
+        ("parts", len(parts_of(t)) if strided else 0),
+        ("dispatch keys", keys_of(t)),
+    ]
+
+
 @contextmanager
 def explain_misses() -> Iterator[list[Miss]]:
     """Collects, from all threads, the reasons why calls of compiled functions fit no entry."""
@@ -59,6 +180,13 @@ def explain_misses() -> Iterator[list[Miss]]:
         yield found
     finally:
         _listeners[:] = [x for x in _listeners if x is not found]
+
+
+def from_dynamo(function: str, text: str) -> Miss:
+    """One of Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
+    which, _, reason = text.partition(": ")
+    number = which.rpartition("/")[2]
+    return Miss(function, int(number) if number.isdigit() else 0, (Reason(reason or text),))
 
 
 def someone_listens() -> bool:
@@ -71,32 +199,12 @@ def tell(miss: Miss) -> None:
     LOG.info("%s", miss)
 
 
-def reasons_of(why: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Reason, ...]:
-    """What an entry's check has against a call."""
-    found: list[Reason] = []
-
-    def note(what: str, assumed: str, came: Callable[[], Any], last: bool = False) -> None:
-        try:
-            text = str(came())
-        except Exception as error:  # what came may be anything
-            text = f"something that raises {type(error).__name__}"
-        found.append(Reason(what, assumed, text if len(text) <= 100 else text[:97] + "...", last))
-
-    try:
-        why(args, kwargs, note)
-    except Exception as error:
-        found.append(Reason("the check", "that it runs", f"{type(error).__name__}: {error}"))
-    return tuple(found)
-
-
-def closest(
-    function: str, whys: Sequence[Callable[..., None]], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Miss | None:
-    """The entry that could be compared furthest, with the fewest reasons, the latest of equals."""
-    if not whys:
+def closest(function: str, entries: Sequence[Description], call: Description) -> Miss | None:
+    """The entry with the fewest reasons against a call, the latest of equals."""
+    if not entries:
         return None
-    found = [(reasons_of(why, args, kwargs), i) for i, why in enumerate(whys)]
-    reasons, entry = min(found, key=lambda pair: (any(r.last for r in pair[0]), len(pair[0]), -pair[1]))
+    found = [(entry.against(call), i) for i, entry in enumerate(entries)]
+    reasons, entry = min(found, key=lambda pair: (len(pair[0]), -pair[1]))
     return Miss(function, entry, reasons)
 
 
