@@ -1,4 +1,4 @@
-"""Language models that read from left to right: plain ones, mixtures of experts, state spaces, recurrences."""
+"""Language models that read from left to right: plain, with experts, with state spaces."""
 
 from __future__ import annotations
 
@@ -54,10 +54,19 @@ PLAIN_DECODERS = {
         "GPTBigCode", vocab_size=VOCABULARY, n_positions=40, n_embd=16, n_layer=2, n_head=2, **SPECIAL
     ),
     "codegen": case(
-        "CodeGen", vocab_size=VOCABULARY, n_positions=40, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, **SPECIAL
+        "CodeGen",
+        vocab_size=VOCABULARY,
+        n_positions=40,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        rotary_dim=4,
+        **SPECIAL,
     ),
     "opt": case("OPT", **WIDE, **SPECIAL, ffn_dim=32, word_embed_proj_dim=16, max_position_embeddings=40),
-    "bloom": case("Bloom", vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0.1, **SPECIAL),
+    "bloom": case(
+        "Bloom", vocab_size=VOCABULARY, hidden_size=16, n_layer=2, n_head=2, hidden_dropout=0.1, **SPECIAL
+    ),
     "falcon": case("Falcon", **WIDE, **SPECIAL, hidden_dropout=0.1),
     "mpt": case(
         "Mpt", vocab_size=VOCABULARY, d_model=16, n_layers=2, n_heads=2, max_seq_len=LENGTH, **SPECIAL
@@ -73,9 +82,7 @@ PLAIN_DECODERS = {
     "phi3": case("Phi3", **GROUPED),
     "gemma": case("Gemma", **HEADS),
     "gemma2": case("Gemma2", **HEADS, sliding_window=4),
-    "gemma3": case("Gemma3", **HEADS, sliding_window=4) if False else Case(
-        lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**HEADS, sliding_window=4)), text
-    ),
+    "gemma3": Case(lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**HEADS, sliding_window=4)), text),
     "stablelm": case("StableLm", **GROUPED),
     "starcoder2": case("Starcoder2", **GROUPED),
     "olmo2": case("Olmo2", **GROUPED),
@@ -110,9 +117,7 @@ EXPERT_DECODERS = {
     "mixtral with an expert at a time": case(
         "Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
     ),
-    "qwen2_moe": case(
-        "Qwen2Moe", **{**EXPERTS, "head_dim": None}, shared_expert_intermediate_size=16, decoder_sparse_step=1
-    ),
+    "qwen2_moe": case("Qwen2Moe", **EXPERTS, shared_expert_intermediate_size=16, decoder_sparse_step=1),
     "qwen3_moe": case("Qwen3Moe", **EXPERTS, decoder_sparse_step=1),
     "olmoe": case("Olmoe", **GROUPED, num_experts=4, num_experts_per_tok=2),
     "gpt_oss": case("GptOss", **HEADS, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
@@ -138,10 +143,22 @@ EXPERT_DECODERS = {
 
 RECURRENT_DECODERS = {
     "mamba": case(
-        "Mamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4, fast=True, **SPECIAL
+        "Mamba",
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        state_size=4,
+        fast=True,
+        **SPECIAL,
     ),
     "mamba without cache": case(
-        "Mamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4, use_cache=False, **SPECIAL
+        "Mamba",
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=2,
+        state_size=4,
+        use_cache=False,
+        **SPECIAL,
     ),
     "mamba2": case(
         "Mamba2",
@@ -156,7 +173,9 @@ RECURRENT_DECODERS = {
         chunk_size=4,
         **SPECIAL,
     ),
-    "falcon_mamba": case("FalconMamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4, **SPECIAL),
+    "falcon_mamba": case(
+        "FalconMamba", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4, **SPECIAL
+    ),
     "bamba": case(
         "Bamba",
         **GROUPED,
@@ -184,7 +203,11 @@ RECURRENT_DECODERS = {
         "Rwkv", vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, context_length=32, **SPECIAL
     ),
     "recurrent_gemma": case(
-        "RecurrentGemma", **HEADS, lru_width=16, attention_window_size=8, block_types=["recurrent", "attention"]
+        "RecurrentGemma",
+        **HEADS,
+        lru_width=16,
+        attention_window_size=8,
+        block_types=["recurrent", "attention"],
     ),
     "qwen3_next": case(
         "Qwen3Next",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.hf.common import BATCH, VOCABULARY, Batch, Case, hf, padded, text, tokens
+from tests.hf.common import BATCH, LENGTH, VOCABULARY, Batch, Case, hf, padded, text, tokens
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PLAIN = {
@@ -98,7 +98,9 @@ ENCODERS = {
     "roberta classifying": case("Roberta", "SequenceClassification", **PLAIN, batch=classes),
     "electra": masked("Electra", **FACTORED),
     "electra discriminating": case("Electra", "PreTraining", **FACTORED, batch=each_word),
-    "albert": masked("Albert", **FACTORED, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, fast=True),
+    "albert": masked(
+        "Albert", **FACTORED, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, fast=True
+    ),
     "distilbert": masked(
         "DistilBert",
         vocab_size=VOCABULARY,
@@ -129,10 +131,20 @@ ENCODERS = {
     "xlm_roberta": masked("XLMRoberta", **PLAIN),
     "mpnet": masked("MPNet", **PLAIN),
     "modernbert": masked(
-        "ModernBert", **PLAIN, local_attention=8, cls_token_id=3, sep_token_id=4, bos_token_id=3, eos_token_id=4
+        "ModernBert",
+        **PLAIN,
+        local_attention=8,
+        cls_token_id=3,
+        sep_token_id=4,
+        bos_token_id=3,
+        eos_token_id=4,
     ),
-    "mobilebert": masked("MobileBert", **{**PLAIN, "num_hidden_layers": 1}, embedding_size=16, intra_bottleneck_size=16),
-    "convbert": masked("ConvBert", **{**PLAIN, "num_attention_heads": 4}, embedding_size=16, conv_kernel_size=3),
+    "mobilebert": masked(
+        "MobileBert", **{**PLAIN, "num_hidden_layers": 1}, embedding_size=16, intra_bottleneck_size=16
+    ),
+    "convbert": masked(
+        "ConvBert", **{**PLAIN, "num_attention_heads": 4}, embedding_size=16, conv_kernel_size=3
+    ),
     "squeezebert": masked("SqueezeBert", **PLAIN, embedding_size=16),
     "roformer": masked("RoFormer", **FACTORED),
     "rembert": masked("RemBert", **PLAIN, input_embedding_size=8, output_embedding_size=8),
@@ -143,8 +155,16 @@ ENCODERS = {
         **PLAIN,
         batch=lambda: {k: v for k, v in text().items() if k != "attention_mask"},
     ),
-    "nystromformer": masked("Nystromformer", **PLAIN, num_landmarks=4, segment_means_seq_len=12),
-    "canine": case("Canine", "SequenceClassification", **PLAIN, batch=classes, downsampling_rate=4, num_hash_buckets=64, local_transformer_stride=4),
+    "nystromformer": masked("Nystromformer", **PLAIN, num_landmarks=4, segment_means_seq_len=LENGTH),
+    "canine": case(
+        "Canine",
+        "SequenceClassification",
+        **PLAIN,
+        batch=classes,
+        downsampling_rate=4,
+        num_hash_buckets=64,
+        local_transformer_stride=4,
+    ),
     "longformer": masked("Longformer", **PLAIN, attention_window=4, batch=global_words),
     "big_bird": masked("BigBird", **PLAIN, block_size=2, num_random_blocks=1, attention_type="original_full"),
     "ibert": masked("IBert", **PLAIN),
@@ -164,7 +184,16 @@ ENCODERS = {
         ),
         text,
     ),
-    "xlm": case("XLM", "SequenceClassification", vocab_size=VOCABULARY, emb_dim=16, n_layers=2, n_heads=2, max_position_embeddings=40, batch=classes),
+    "xlm": case(
+        "XLM",
+        "SequenceClassification",
+        vocab_size=VOCABULARY,
+        emb_dim=16,
+        n_layers=2,
+        n_heads=2,
+        max_position_embeddings=40,
+        batch=classes,
+    ),
     "layoutlm": masked("LayoutLM", **PLAIN),
     "perceiver": Case(
         lambda: hf.PerceiverForMaskedLM(
@@ -204,7 +233,14 @@ TRANSLATORS = {
     "mbart": translator("MBart", **TRANSLATOR, encoder_layerdrop=0.5, decoder_layerdrop=0.5),
     "pegasus": translator("Pegasus", **TRANSLATOR),
     "m2m_100": translator("M2M100", **TRANSLATOR),
-    "nllb_moe": translator("NllbMoe", **TRANSLATOR, num_experts=2, encoder_sparse_step=2, decoder_sparse_step=2, expert_capacity=8),
+    "nllb_moe": translator(
+        "NllbMoe",
+        **TRANSLATOR,
+        num_experts=2,
+        encoder_sparse_step=2,
+        decoder_sparse_step=2,
+        expert_capacity=8,
+    ),
     "marian": Case(lambda: hf.MarianMTModel(hf.MarianConfig(**TRANSLATOR)), text),
     "blenderbot": translator("Blenderbot", **TRANSLATOR),
     "led": translator(

@@ -115,15 +115,25 @@ def llava() -> nn.Module:
     words = {**WORDS, "model_type": "llama", "num_key_value_heads": 1}
     seen = {**PATCHES, "model_type": "clip_vision_model", "projection_dim": 16}
     return hf.LlavaForConditionalGeneration(
-        hf.LlavaConfig(text_config=words, vision_config=seen, image_token_index=3, image_seq_length=4, vision_feature_layer=-1)
+        hf.LlavaConfig(
+            text_config=words,
+            vision_config=seen,
+            image_token_index=3,
+            image_seq_length=4,
+            vision_feature_layer=-1,
+        )
     )
 
 
 SEEING = {
     "vit": sees("ViT", **PATCHES, **DROPOUT, fast=True),
     "deit": sees("DeiT", **PATCHES, **DROPOUT),
-    "beit": sees("Beit", **PATCHES, drop_path_rate=0.1, use_relative_position_bias=True, layer_scale_init_value=0.1),
-    "dinov2": sees("Dinov2", **{k: v for k, v in PATCHES.items() if k != "intermediate_size"}, drop_path_rate=0.1),
+    "beit": sees(
+        "Beit", **PATCHES, drop_path_rate=0.1, use_relative_position_bias=True, layer_scale_init_value=0.1
+    ),
+    "dinov2": sees(
+        "Dinov2", **{k: v for k, v in PATCHES.items() if k != "intermediate_size"}, drop_path_rate=0.1
+    ),
     "vit_mae": Case(
         lambda: hf.ViTMAEForPreTraining(
             hf.ViTMAEConfig(
@@ -138,30 +148,41 @@ SEEING = {
         only_pixels,
     ),
     "swin": sees(
-        "Swin", image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4, batch=large, fast=True
+        "Swin",
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[2, 2],
+        num_heads=[2, 2],
+        window_size=4,
+        batch=large,
+        fast=True,
     ),
     "swinv2": sees(
-        "Swinv2", image_size=32, patch_size=4, embed_dim=8, depths=[2, 2], num_heads=[2, 2], window_size=4, batch=large
+        "Swinv2",
+        image_size=32,
+        patch_size=4,
+        embed_dim=8,
+        depths=[2, 2],
+        num_heads=[2, 2],
+        window_size=4,
+        batch=large,
     ),
-    "convnext": sees("ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, drop_path_rate=0.1, fast=True),
+    "convnext": sees(
+        "ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2, drop_path_rate=0.1, fast=True
+    ),
     "convnextv2": sees("ConvNextV2", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2),
     "resnet": sees(
-        "ResNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", batch=large, fast=True
-    ),
-    "regnet": sees("RegNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8, batch=large),
-    "efficientnet": sees(
-        "EfficientNet",
-        image_size=32,
-        width_coefficient=0.25,
-        depth_coefficient=0.25,
-        in_channels=[32, 16],
-        out_channels=[16, 24],
-        kernel_sizes=[3, 3],
-        strides=[1, 2],
-        num_block_repeats=[1, 1],
-        expand_ratios=[1, 2],
-        hidden_dim=64,
+        "ResNet",
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        layer_type="basic",
         batch=large,
+        fast=True,
+    ),
+    "regnet": sees(
+        "RegNet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], groups_width=8, batch=large
     ),
     "mobilenet_v2": sees("MobileNetV2", image_size=32, depth_multiplier=0.25, batch=large),
     "mobilevit": sees(
@@ -173,14 +194,28 @@ SEEING = {
         num_attention_heads=2,
         batch=large,
     ),
-    "levit": sees("Levit", image_size=64, hidden_sizes=[16, 24], num_attention_heads=[2, 2], depths=[1, 1], key_dim=[8, 8], attention_ratio=[2, 2], mlp_ratio=[2, 2], drop_path_rate=0, batch=lambda: images(64)),
     "poolformer": sees("PoolFormer", hidden_sizes=[8, 16, 16, 16], depths=[1, 1, 1, 1], batch=large),
-    "pvt": sees("Pvt", image_size=32, hidden_sizes=[8, 16], depths=[1, 1], num_attention_heads=[1, 2], num_encoder_blocks=2, sequence_reduction_ratios=[2, 1], patch_sizes=[4, 2], strides=[4, 2], mlp_ratios=[2, 2], batch=large),
-    "cvt": sees("Cvt", embed_dim=[8, 16, 16], num_heads=[1, 2, 2], depth=[1, 1, 1], batch=large),
+    "pvt": sees(
+        "Pvt",
+        image_size=32,
+        hidden_sizes=[8, 16],
+        depths=[1, 1],
+        num_attention_heads=[1, 2],
+        num_encoder_blocks=2,
+        sequence_reduction_ratios=[2, 1],
+        patch_sizes=[4, 2],
+        strides=[4, 2],
+        mlp_ratios=[2, 2],
+        batch=large,
+    ),
     "segformer": Case(
         lambda: hf.SegformerForSemanticSegmentation(
             hf.SegformerConfig(
-                num_labels=4, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16
+                num_labels=4,
+                hidden_sizes=[8, 8, 16, 16],
+                depths=[1, 1, 1, 1],
+                num_attention_heads=[1, 1, 2, 2],
+                decoder_hidden_size=16,
             )
         ),
         segments,
@@ -236,7 +271,11 @@ HEARING = {
                 decoder_start_token_id=2,
             )
         ),
-        lambda: {"input_features": torch.randn(BATCH, 24, 16), "attention_mask": padded(24), "labels": tokens(8)},
+        lambda: {
+            "input_features": torch.randn(BATCH, 24, 16),
+            "attention_mask": padded(24),
+            "labels": tokens(8),
+        },
     ),
     "audio_spectrogram_transformer": Case(
         lambda: hf.ASTForAudioClassification(
