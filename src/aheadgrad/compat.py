@@ -29,7 +29,7 @@ from torch import fx, nn
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
 from aheadgrad.errors import InvalidOption
 from aheadgrad.frontends.boxed import BoxedEntry, compile_flat
-from aheadgrad.frontends.compiled_module import CompiledModule
+from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
@@ -97,16 +97,18 @@ def aot_function(
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """As `aot_function`, for a module: its parameters and buffers come first among the primals."""
     compiled: TracedFunction = aot_function(mod, *args, **kwargs)
-    return AOTModule(mod, compiled)
+    made: Any = AOTModule(mod, compiled)
+    return made
 
 
 class AOTModule(CompiledModule):
     """A compiled module; `orig_module` is the module it was made from."""
 
+    __slots__ = ()
+
     @property
     def orig_module(self) -> nn.Module:
-        original: nn.Module = self.__dict__["_original"]
-        return original
+        return original_of(self)
 
 
 def aot_module_simplified(

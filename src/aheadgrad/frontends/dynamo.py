@@ -134,8 +134,8 @@ class DynamoFunction(CompiledFunction):
         if self.fallbacks.count(reason):
             changing = "; ".join(dict.fromkeys(str(r) for m in self.misses[-3:] for r in m.reasons))
             text = (
-                f"{self.name} was compiled {self.options.max_entries} times for different calls; further ones "
-                f"run uncompiled. Raise max_entries, or keep the same what changes: {changing}."
+                f"{self.name} was compiled {self.options.max_entries} times for different calls; further "
+                f"ones run uncompiled. Raise max_entries, or keep the same what changes: {changing}."
             )
             warnings.warn(text, RecompileWarning, stacklevel=level_of_caller())
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
 from aheadgrad.capture.stage import Captured
-from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.dispatch import (
@@ -19,50 +19,41 @@ from aheadgrad.torchlayer.dispatch import (
     transform_level,
 )
 
+if TYPE_CHECKING:
+    from aheadgrad.frontends.guards import GuardWriter
 
-def ambient_tests(names: Namespace, captured: Captured, *, implied: bool) -> list[str]:
+
+def write_ambient(writer: GuardWriter, captured: Captured, *, implied: bool) -> None:
     """What has to hold around the call.
 
     Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
     that is part of the check of any tensor (`implied`: there is one). Autocast does so for the tensors of
     its own device only.
     """
-    name = names.name
-    tests = [f"{name(torch.is_grad_enabled, 'is_grad_enabled')}() is {captured.forward.grad_mode_before}"]
-    tests.append(f"{name(forward_ad, 'forward_ad')}._current_level < 0")
+    name = writer.names.name
+
+    def now(function: Callable[[], Any], value: Any, what: str, test: str = "{now} is {value}") -> None:
+        text = f"{name(function, function.__name__)}()"
+        writer.unless(test.format(now=text, value=writer.names.literal(value)), what, value, text)
+
+    now(torch.is_grad_enabled, captured.forward.grad_mode_before, "grad mode")
+    writer.unless(
+        f"{name(forward_ad, 'forward_ad')}._current_level < 0", "forward-mode duals", "none", "'some'"
+    )
     if not implied:
-        tests.append(f"{name(transform_level, 'transform_level')}() is None")
-        inference = name(torch.is_inference_mode_enabled, "is_inference")
-        tests.append(f"{inference}() is {torch.is_inference_mode_enabled()}")
-    dtype = names.literal(torch.get_default_dtype())
-    tests.append(f"{name(torch.get_default_dtype, 'default_dtype')}() is {dtype}")
-    devices = default_devices()
-    if devices == ():
-        tests.append(f"not {name(function_modes, 'function_modes')}()")
+        now(transform_level, None, "a torch.func transform")
+        now(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled(), "inference mode")
+    now(torch.get_default_dtype, torch.get_default_dtype(), "the default dtype")
+    if default_devices() == ():
+        now(function_modes, 0, "the default device", "not {now}")
     else:
-        tests.append(f"{name(default_devices, 'default_devices')}() == {name(devices, 'devices')}")
+        now(default_devices, default_devices(), "the default device", "{now} == {value}")
     if captured.autocast is not None:
-        tests.append(f"{name(autocast_state, 'autocast_state')}() == {name(captured.autocast, 'autocast')}")
+        now(autocast_state, captured.autocast, "autocast", "{now} == {value}")
     elif torch.accelerator.is_available() or not implied:
-        tests.append(f"not {name(any_autocast, 'any_autocast')}()")
-    deterministic = deterministic_mode()
-    tests.append(f"{name(deterministic_mode, 'deterministic')}() is {deterministic}")
-    if deterministic:
-        tests.append(f"{name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}")
+        now(any_autocast, False, "autocast", "not {now}")
+    now(deterministic_mode, deterministic_mode(), "deterministic algorithms")
+    if deterministic_mode():
+        now(deterministic_warns, deterministic_warns(), "deterministic algorithms that warn")
     if captured.session.attends:
-        now = f"{name(attention_kernels, 'attention_kernels')}()"
-        tests.append(f"{now} == {attention_kernels()!r}")
-    return tests
-
-
-def surroundings_of_call() -> dict[str, Any]:
-    """The same in words, to tell why a call does not fit."""
-    return {
-        "grad mode": torch.is_grad_enabled(),
-        "inference mode": torch.is_inference_mode_enabled(),
-        "the default dtype": torch.get_default_dtype(),
-        "the default device": default_devices(),
-        "autocast": str(autocast_state()),
-        "deterministic algorithms": (deterministic_mode(), deterministic_warns()),
-        "kernels for attention": attention_kernels(),
-    }
+        now(attention_kernels, attention_kernels(), "kernels for attention", "{now} == {value}")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.plain import SIMPLE, Same, freeze, frozen
-from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
+
+if TYPE_CHECKING:
+    from aheadgrad.frontends.guards import GuardWriter
 
 _OPENED = (tuple, list, dict, OrderedDict)
 
@@ -29,42 +32,39 @@ class ArgumentWriter:
         self.paths = {id(v): path for v, path in reversed(list(zip(flat.leaves, flat.paths, strict=True)))}
         self.where: dict[int, str] = {}
 
-    def write(self, script: Script, misses: str) -> dict[int, str]:
+    def write(self, writer: GuardWriter) -> dict[int, str]:
         """By id of each tensor given: the name that it has in the check."""
-        self.script, self.misses = script, misses
-        self.names: Namespace = script.names
+        self.script, self.names, self.unless = writer.script, writer.names, writer.unless
+        script = self.script
         if _is_open(self.args) and _is_open(self.kwargs):
             self._in_place()
             return self.where
         names = self.names
         flatten = names.name(pytree.flatten_shallow, "tree_flatten")
         script.line(f"leaves, spec = {flatten}((args, kwargs), {names.name(pytree.is_size, 'is_size')})")
-        self.unless(f"spec == {names.name(self.flat.spec, 'expected_spec')}")
+        what = "the structure of the arguments"
+        self.unless(
+            f"spec == {names.name(self.flat.spec, 'expected_spec')}", what, str(self.flat.spec), "str(spec)"
+        )
         keys = names.name(_keys(self.flat.spec), "expected_keys")
-        self.unless(f"{names.name(_keys, 'keys')}(spec) == {keys}")
+        self.unless(
+            f"{names.name(_keys, 'keys')}(spec) == {keys}", "keys of dictionaries", "as they were", "'others'"
+        )
         for i, (value, path) in enumerate(zip(self.flat.leaves, self.flat.paths, strict=True)):
             self._value(f"leaves[{i}]", f"a{i}", value, path)
         return self.where
 
-    def unless(self, test: str) -> None:
-        with self.script.block(f"if not ({test}):"):
-            self.script.line(f"return {self.misses}")
-
     def _in_place(self) -> None:
         count, keys = len(self.args), list(self.kwargs)
-        self.unless(f"len(args) == {count}")
-        if not keys:
-            self.unless("not kwargs")
-        elif self.ordered:
-            self.unless(f"list(kwargs) == {keys!r}")
-        else:
-            self.unless(f"len(kwargs) == {len(keys)}")
+        self.unless(f"len(args) == {count}", "positional arguments", count, "len(args)")
+        test = f"list(kwargs) == {keys!r}" if self.ordered and keys else f"len(kwargs) == {len(keys)}"
+        self.unless(test if keys else "not kwargs", "keyword arguments", keys, "list(kwargs)")
         if self.args:
             self.script.line(f"{''.join(f'a{i}, ' for i in range(count))}= args")
         for i, value in enumerate(self.args):
             self._value(f"a{i}", f"a{i}", value, self.flat.top_paths[i])
         for i, (key, value) in enumerate(self.kwargs.items()):
-            self.unless(f"{key!r} in kwargs")
+            self.unless(f"{key!r} in kwargs", "keyword arguments", keys, "list(kwargs)")
             self._value(f"kwargs[{key!r}]", f"k{i}", value, key)
 
     def _value(self, source: str, name: str, value: Any, path: str) -> None:
@@ -73,32 +73,31 @@ class ArgumentWriter:
         if isinstance(value, Tensor):
             known = self.where.setdefault(id(value), name)
             if known != name:
-                self.unless(f"{name} is {known}")
+                self.unless(
+                    f"{name} is {known}", f"{path} and {self.paths[id(value)]}", "one tensor", "'two'"
+                )
         elif not pytree.is_leaf(value) and (type(value) in _OPENED or is_named_tuple(value)):
             self._container(name, value, path)
         else:
-            self.unless(self.same(name, value, path))
+            self.unless(same_value(self.names, name, value, path), path, value, name)
 
     def _container(self, name: str, value: Any, path: str) -> None:
-        self.unless(f"type({name}) is {self.names.name(type(value), type(value).__name__)}")
+        kind = type(value)
+        self.unless(f"type({name}) is {self.names.name(kind, kind.__name__)}", path, kind, f"type({name})")
         parts: list[tuple[str, Any]]
         if isinstance(value, dict):
             keys = list(value)
-            if all(type(key) is str for key in keys):
-                self.unless(f"list({name}) == {self.names.literal(keys)}")
-            else:  # 1, True and 1.0 are equal, and so are others
+            test = f"list({name}) == {self.names.literal(keys)}"
+            if any(type(key) is not str for key in keys):  # 1, True and 1.0 are equal, and so are others
                 known = self.names.name(freeze(keys), "frozen")
-                self.unless(f"{self.names.name(freeze, 'freeze')}(list({name})) == {known}")
+                test = f"{self.names.name(freeze, 'freeze')}(list({name})) == {known}"
+            self.unless(test, f"the keys of {path}", keys, f"list({name})")
             parts = [(f"{name}[{self.names.literal(key)}]", part) for key, part in value.items()]
         else:
-            self.unless(f"len({name}) == {len(value)}")
+            self.unless(f"len({name}) == {len(value)}", f"the length of {path}", len(value), f"len({name})")
             parts = [(f"{name}[{i}]", part) for i, part in enumerate(value)]
         for i, (text, part) in enumerate(parts):
             self._value(text, f"{name}_{i}", part, f"{path}[{i}]")
-
-    def same(self, text: str, value: Any, path: str) -> str:
-        """The test that something is what it was."""
-        return same_value(self.names, text, value, path)
 
 
 def same_value(names: Namespace, text: str, value: Any, path: str) -> str:

@@ -5,7 +5,7 @@ Only entries that change inputs, or that address memory themselves, care.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,7 +46,11 @@ class Memory:
 
 def write_memory(writer: GuardWriter, memory: Memory, inputs: list[str]) -> None:
     """In the check of a call: the arguments' places in memory; those of the state are looked at by `find`."""
-    session, unless = memory.captured.session, writer.unless
+    session = memory.captured.session
+
+    def unless(test: str) -> None:
+        writer.unless(test, "memory", "as it was", "'places or sharing that are others'")
+
     if memory.offsets:
         for name, e in zip(inputs, session.entrances, strict=False):
             if not name.startswith("state"):
@@ -60,10 +64,10 @@ def write_memory(writer: GuardWriter, memory: Memory, inputs: list[str]) -> None
         unless(f"{name}._base is {writer.find(base) if base is not None else None}")
         unless(f"{name}.storage_offset() == {int(member.offset)}")
     if memory.changes:
-        _storages(writer, inputs)
+        _storages(writer, inputs, unless)
 
 
-def _storages(writer: GuardWriter, inputs: list[str]) -> None:
+def _storages(writer: GuardWriter, inputs: list[str], unless: Callable[[str], None]) -> None:
     """The same inputs share storage as when the entry was made, and no others."""
     named = [(n, part) for r, name in zip(writer.reals, inputs, strict=True)
              for n, part in zip(writer.parts.get(id(r), [name]), parts_of(r), strict=True)]  # fmt: skip
@@ -75,15 +79,15 @@ def _storages(writer: GuardWriter, inputs: list[str]) -> None:
     keys = [storage_key(r) for _, r in others]
     text = ", ".join(f"{n}.untyped_storage()._cdata" for n, _ in others)
     if len(set(keys)) == len(keys) and len(keys) > 1:
-        writer.unless(f"len({{{text}}}) == {len(keys)}")
+        unless(f"len({{{text}}}) == {len(keys)}")
     elif len(keys) > 1:
         writer.script.line(f"keys = [{text}]")
-        writer.unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
+        unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
         for (name, real), key in zip(others, keys, strict=True):
             if keys.count(key) > 1:
-                writer.unless(f"{name}.storage_offset() == {real.storage_offset()}")
+                unless(f"{name}.storage_offset() == {real.storage_offset()}")
     if mine and others and not between:
-        writer.unless(f"storages.isdisjoint(({text}, ))")
+        unless(f"storages.isdisjoint(({text}, ))")
 
 
 def depends_on_offsets(captured: Captured) -> bool:

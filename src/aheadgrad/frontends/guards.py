@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import CellType, ModuleType
 from typing import Any
 
@@ -19,17 +20,18 @@ from torch.utils.hooks import RemovableHandle
 from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import MISS
-from aheadgrad.frontends.guarded_ambient import ambient_tests
+from aheadgrad.frontends.guarded_ambient import write_ambient
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter, same_value
 from aheadgrad.frontends.guarded_memory import Memory, write_memory
-from aheadgrad.frontends.plain import freeze, frozen
+from aheadgrad.frontends.misses import Reason, shown, tensor_reason
+from aheadgrad.frontends.plain import describe, freeze, frozen
 from aheadgrad.frontends.state import Look, Place, State, is_plain_list
 from aheadgrad.frontends.surroundings import Surroundings, tables_of
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
-from aheadgrad.torchlayer.guards import shape_check, tensor_check
+from aheadgrad.torchlayer.guards import shape_check, tensor_guards
 from aheadgrad.torchlayer.subclasses import Fixed, Form, form_of, is_foreign, parts_of, same_meta
 
 _FEW = 4
@@ -37,12 +39,12 @@ _FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """`check` gives the inputs or MISS; `call` runs the entry or gives MISS; `sizes` is asked of them."""
+    """`check` gives the inputs or MISS, `call` runs the entry or gives MISS, `why` says the reason."""
 
     check: Callable[..., Any]
     call: Callable[..., Any]
+    why: Callable[..., Any]
     source: str
-    sizes: str
 
 
 class GuardWriter:
@@ -64,12 +66,11 @@ class GuardWriter:
         self.in_trees = {i: p for i, p in look.places.items() if not any(p is q for q in state.names)}
         self.state: list[Tensor] = []  # those of `reals` that modules hold, in the order of `state`
         self.memory = Memory(self.captured, self.reals)
-        self.sizes = ""
+        self._whys: dict[int, str] = {}  # by line: what to say where the check says MISS
 
     def write(self) -> Guard:
-        for test in ambient_tests(self.names, self.captured, implied=bool(self.reals)):
-            self.unless(test)
-        self.where.update(self.arguments.write(self.script, self.misses))
+        write_ambient(self, self.captured, implied=bool(self.reals))
+        self.where.update(self.arguments.write(self))
         self.given = dict(self.where)
         self.state = [
             r for r in self.reals if id(r) in self.in_trees and id(r) not in self.given and not is_foreign(r)
@@ -81,16 +82,23 @@ class GuardWriter:
         self._tensors(inputs)
         self._autograd(inputs)
         write_memory(self, self.memory, inputs)
-        check = Script("check", self.names)
+        check, why = Script("check", self.names), Script("why", self.names)
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
+        why.lines = [self._whys.get(i, line) for i, line in enumerate(self.script.lines)]
         self.script.lines += self._run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
-        return Guard(check.function("args, kwargs")[0], call, source, self.sizes)
+        return Guard(check.function("args, kwargs")[0], call, why.function("args, kwargs")[0], source)
 
-    def unless(self, test: str) -> None:
-        """The call fits only if the test holds."""
+    def unless(self, test: str, what: str, assumed: Any, now: str) -> None:
+        """The call fits only if the test holds; if not, `now` says what came instead of what was assumed."""
+        told = assumed if isinstance(assumed, str) else describe(assumed)
+        reason, came = self.names.name(Reason, "Reason"), f"{self.names.name(describe, 'describe')}({now})"
         with self.script.block(f"if not ({test}):"):
-            self.script.line(f"return {self.misses}")
+            self._miss(f"{reason}({what!r}, {told!r}, {came})")
+
+    def _miss(self, why: str) -> None:
+        self._whys[len(self.script.lines)] = f"        return {why}"
+        self.script.line(f"return {self.misses}")
 
     def _run(self, inputs: str) -> list[str]:
         if self.entry.inline is not None:
@@ -114,7 +122,8 @@ class GuardWriter:
             held = [t for t in now.tensors if not any(now.places[id(t)] is p for p in state.names)]
             return None if memory.pattern(found) != pattern else (found, held)
 
-        match = tensor_check(self.state) if self.state else _always
+        guards = tensor_guards(self.state)
+        match = guards.check if self.state else _always
         kept = memory.matters and bool(self.state)
         around = Surroundings(find, match, tables_of(state), keep_pointers=kept)
         where = name(around, "surroundings")
@@ -123,15 +132,26 @@ class GuardWriter:
             with self.script.block(head):
                 line(f"found = {where}.renew()")
                 with self.script.block("if found is None:"):
+                    self._whys[len(self.script.lines)] = f"            return {changed}"
                     line(f"return {self.misses}")
                 line(f"{stamp} = found")
 
+        def differs() -> Reason:
+            path, was, now = [
+                *look.differences(state.look()),
+                ("the module's tensors", "as they were", "others"),
+            ][0]
+            return Reason(path, shown(was), shown(now))
+
+        look, changed = self.look, f"{name(differs, 'differs')}()"
         stamp = "held, things, state, hooks, ids, pointers, storages"
         line(f"{stamp} = {where}.stamp")
         renewed(f"if hooks != {name(RemovableHandle, 'Handle')}.next_id or not held(things):")
         if self.state:
             with self.script.block(f"elif not {name(match, 'state_matches')}(*state):"):
-                line(f"return {self.misses}")
+                self._miss(
+                    self._tensor_reason(guards, [self.in_trees[id(r)].path for r in self.state], "*state")
+                )
         if kept:
             renewed(f"elif tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.where.update({id(real): f"state[{k}]" for k, real in enumerate(self.state)})
@@ -144,14 +164,16 @@ class GuardWriter:
             if isinstance(value, ModuleType):
                 continue
             if not isinstance(value, Tensor):
-                self.unless(same_value(self.names, text, value, place.path))
+                self.unless(same_value(self.names, text, value, place.path), place.path, value, text)
             elif id(value) in self.where:
-                self.unless(f"{text} is {self.where[id(value)]}")
+                self.unless(f"{text} is {self.where[id(value)]}", place.path, "the same tensor", text)
             elif id(value) in inputs:
                 name = self.where[id(value)] = f"x{len(self.where)}"
                 self.script.line(f"{name} = {text}")
             else:
-                self.unless(f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})")
+                self.unless(
+                    f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})", place.path, "a tensor", text
+                )
 
     def _text(self, place: Place) -> str:
         holder = self.names.name(place.holder, "holder")
@@ -166,11 +188,13 @@ class GuardWriter:
         plain = tuple(value for _, value in found if is_plain_list(value))
         if plain:
             copies = tuple(list(value) for value in plain)
-            self.unless(f"{self.names.name(plain, 'lists')} == {self.names.name(copies, 'as_they_were')}")
+            test = f"{self.names.name(plain, 'lists')} == {self.names.name(copies, 'as_they_were')}"
+            self.unless(test, "lists of the module", "as they were", "'others'")
         for path, value in found:
             if not is_plain_list(value):
                 now = f"{self.names.name(freeze, 'freeze')}({self.names.name(value, 'holder')})"
-                self.unless(f"{now} == {self.names.name(frozen(value, path), 'frozen')}")
+                known = self.names.name(frozen(value, path), "frozen")
+                self.unless(f"{now} == {known}", path, "as it was", self.names.name(value, "holder"))
 
     def find(self, real: Tensor) -> str:
         """How the check calls an input: an argument, one of the state, something closed over."""
@@ -210,15 +234,17 @@ class GuardWriter:
         mine = {id(t) for t in self.state}
         others = [(text, r) for text, r in zip(texts, reals, strict=True) if id(r) not in mine]
         if others:
-            check = self.names.name(
-                tensor_check([r for _, r in others], {**wholes, **symbolic}), "tensors_match"
-            )
-            self.unless(f"{check}({', '.join(text for text, _ in others)})")
+            guards = tensor_guards([r for _, r in others], {**wholes, **symbolic})
+            given = ", ".join(text for text, _ in others)
+            with self.script.block(f"if not {self.names.name(guards.check, 'tensors_match')}({given}):"):
+                self._miss(self._tensor_reason(guards, [self._path(r, text) for text, r in others], given))
         self._apart(others)
         if symbolic:
             by_id = dict(zip(map(id, reals), texts, strict=True))
-            sizes, self.sizes = shape_check(list(symbolic.values()))
-            self.unless(f"{self.names.name(sizes, 'sizes_fit')}({', '.join(by_id[key] for key in symbolic)})")
+            check, text = shape_check(list(symbolic.values()))
+            given = ", ".join(by_id[key] for key in symbolic)
+            now = f"[tuple(t.shape) for t in ({given}, )]"
+            self.unless(f"{self.names.name(check, 'sizes_fit')}({given})", "sizes", text, now)
 
     def _apart(self, others: list[tuple[str, Tensor]]) -> None:
         """What was one tensor is one still: none that modules hold, unless it was before."""
@@ -228,18 +254,21 @@ class GuardWriter:
             if place is None:
                 rest.append(text)
             elif not is_foreign(real) or id(real) in self.given:
-                self.unless(f"{self._text(place)} is {text}")
+                self.unless(f"{self._text(place)} is {text}", place.path, "the same tensor", "'another'")
         if not rest or not self.in_trees:
             return
         if len(rest) > _FEW:
-            self.unless(f"ids.isdisjoint(({''.join(f'id({text}), ' for text in rest)}))")
+            test = f"ids.isdisjoint(({''.join(f'id({text}), ' for text in rest)}))"
         else:
-            self.unless(" and ".join(f"id({text}) not in ids" for text in rest))
+            test = " and ".join(f"id({text}) not in ids" for text in rest)
+        self.unless(test, "arguments", "no tensor of the module's", "'one'")
 
     def _open(self, reals: list[Tensor], texts: list[str]) -> None:
         """Tensor subclasses are of the same type and metadata; their parts are checked with the rest."""
         if self.captured.session.veiled:
-            self.unless(f"not {self.names.name(dispatch_modes, 'dispatch_modes')}()")
+            self.unless(
+                f"not {self.names.name(dispatch_modes, 'dispatch_modes')}()", "dispatch modes", 0, "'some'"
+            )
         for real, name in list(zip(reals, texts, strict=True)):
             if not is_foreign(real):
                 continue
@@ -247,26 +276,36 @@ class GuardWriter:
             for part, source in zip(parts_of(real), parts, strict=True):
                 known = next((n for r, n in zip(reals, texts, strict=True) if r is part), None)
                 if known is not None:
-                    self.unless(f"{source} is {known}")
+                    self.unless(
+                        f"{source} is {known}", self._path(real, name), "made of the same tensors", "'others'"
+                    )
                 else:
                     reals.append(part)
                     texts.append(source)
 
     def _form(self, form: Form, name: str) -> list[str]:
         """Lines that check the type and metadata of a subclass, and open it; the names of its parts."""
-        self.unless(f"type({name}) is {self.names.name(form.kind, form.kind.__name__)}")
+        self.unless(
+            f"type({name}) is {self.names.name(form.kind, form.kind.__name__)}",
+            name,
+            form.kind,
+            f"type({name})",
+        )
         self.script.line(f"inside, meta = {name}.__tensor_flatten__()")
         same = self.names.name(same_meta, "same_meta")
         meta = (
             "meta is None" if form.meta is None else f"{same}(meta, {self.names.name(form.meta, 'metadata')})"
         )
-        self.unless(f"list(inside) == {list(form.names)} and {meta}")
+        self.unless(
+            f"list(inside) == {list(form.names)} and {meta}", f"{name}, metadata", str(form.meta), "str(meta)"
+        )
         parts: list[str] = []
         for k, (attribute, inner) in enumerate(zip(form.names, form.inner, strict=True)):
             part = f"{name}_{k}_" if "[" not in name else f"part_{k}_"
             self.script.line(f"{part} = {name}.{attribute}")
             if isinstance(inner, Fixed):
-                self.unless(f"{same}({part}, {self.names.name(inner.value, 'fixed')})")
+                test = f"{same}({part}, {self.names.name(inner.value, 'fixed')})"
+                self.unless(test, f"{name}.{attribute}", "as it was", "'another'")
             elif isinstance(inner, Form):
                 parts += self._form(inner, part)
             else:
@@ -281,13 +320,32 @@ class GuardWriter:
         rewritten = {f.index for f in facts.inputs if not f.untouched}
         for i, (text, real) in enumerate(zip(inputs, self.reals, strict=True)):
             if ignored and (asks or session.ambient.grad_was_on):
-                self.unless(f"{text}.requires_grad is {real.requires_grad}")
+                now = f"{text}.requires_grad"
+                self.unless(
+                    f"{now} is {real.requires_grad}",
+                    f"{self._path(real, text)}, requires_grad",
+                    real.requires_grad,
+                    now,
+                )
             if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
-                self.unless(f"{text}.is_leaf is {real.is_leaf}")
+                now = f"{text}.is_leaf"
+                self.unless(
+                    f"{now} is {real.is_leaf}", f"{self._path(real, text)}, is_leaf", real.is_leaf, now
+                )
         for fact in facts.inputs:
             if fact.history_changed and 0 <= fact.index < len(self.reals):
                 view = f"{self.names.name(kind_of_view, 'kind_of_view')}({inputs[fact.index]})"
-                self.unless(f"{view} == {self.names.name(kind_of_view(self.reals[fact.index]), 'kind')}")
+                kind = self.names.name(kind_of_view(self.reals[fact.index]), "kind")
+                self.unless(f"{view} == {kind}", "views", "as much of a view as before", "'another kind'")
+
+    def _path(self, real: Tensor, text: str) -> str:
+        """What the user calls a tensor."""
+        place = self.look.places.get(id(real))
+        return self.arguments.paths.get(id(real)) or (text if place is None else place.path)
+
+    def _tensor_reason(self, guards: Any, paths: list[str], given: str) -> str:
+        """Torch's own words for how tensors differ."""
+        return f"{self.names.name(partial(tensor_reason, guards, paths), 'tensor_reason')}({given})"
 
     def _spread(self, texts: list[str], end: str = "") -> str:
         """Arguments for a call, the whole state at once where it comes in one piece."""

@@ -23,7 +23,6 @@ from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.guards import GuardWriter
-from aheadgrad.frontends.misses import Description, describe_call
 from aheadgrad.frontends.module import swapped
 from aheadgrad.frontends.plain import freeze, is_array, refill
 from aheadgrad.frontends.results import check_result, return_text
@@ -36,15 +35,15 @@ from aheadgrad.torchlayer.dynamo import Symbols
 
 @dataclass(eq=False, repr=False)
 class Guarded(Described):
-    """An entry with its check; `assumed` is what the check asks for, in words."""
+    """An entry with its check; `why` tells what the check has against a call."""
 
     name: str
     check: Callable[..., Any]
     call: Callable[..., Any]
+    why: Callable[..., Any]
     run: Callable[..., Any]
     entry: Entry
     source: str
-    assumed: Description
 
 
 class Making:
@@ -72,7 +71,6 @@ class Making:
         call.watched = True
         if symbols is not None:
             call.symbols = symbols
-        assumed = describe_call(self.flat, self.look)
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
         self.put_back()
@@ -80,10 +78,9 @@ class Making:
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
         guard = GuardWriter(arguments, entry, self.state, self.look).write()
-        assumed.loosen(entry.captured, self.flat, guard.sizes)
         entry.captured.release()
         source = guard.source + "\n\n" + entry.source
-        return Guarded(self.name, guard.check, guard.call, entry.run, entry, source, assumed)
+        return Guarded(self.name, guard.check, guard.call, guard.why, entry.run, entry, source)
 
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""

@@ -5,43 +5,25 @@
     print(misses[0])
 
     f: no entry fits this call. Closest is entry 0:
-      x, shape: (8, 3) was assumed, (5, 3) came
+      tensor 'x' size mismatch at index 0. expected 8, actual 5
 
 The same text goes to the logger `aheadgrad.misses` at level INFO, and `fast.misses` keeps those that
-led to a compilation. An entry keeps a description of the call that it was made for; a call that fits none is
-described, too, and compared with those. Dynamo has reasons of its own (`from_dynamo`).
+led to a compilation. Tensors are compared by torch, which has its own words for that, as has Dynamo
+(`from_dynamo`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from aheadgrad.capture.stage import Captured
-from aheadgrad.frontends.function import Flat
-from aheadgrad.frontends.guarded_ambient import surroundings_of_call
-from aheadgrad.frontends.plain import Same, describe, freeze
-from aheadgrad.frontends.state import Look
-from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.guards import keys_of
-from aheadgrad.torchlayer.subclasses import is_plain, parts_of
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.frontends.plain import Same, describe
 
 LOG = logging.getLogger("aheadgrad.misses")
-_SELDOM = (
-    "is_leaf",
-    "dispatch keys",
-    "memory",
-    "offset",
-    "kernels for attention",
-)  # looked at where it matters
 _listeners: list[list[Miss]] = []
 
 
@@ -70,105 +52,20 @@ class Miss:
         return "\n  ".join(lines + [str(r) for r in self.reasons])
 
 
-@dataclass(eq=False)
-class Description:
-    """A call in words: by subject, what is compared and how it is shown. Sizes that may be any are None."""
-
-    facts: dict[str, tuple[Any, str]] = field(default_factory=dict)
-    sizes: str = ""
-
-    def note(self, what: str, value: Any, shown: str | None = None) -> None:
-        self.facts[what] = (freeze(value), describe(value) if shown is None else shown)
-
-    def loosen(self, captured: Captured, flat: Flat, sizes: str) -> None:
-        """Sizes and strides that are symbols may be any."""
-        self.sizes = sizes
-        symbolic = captured.symbolic_inputs()
-        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-            value = symbolic.get(id(leaf)) if isinstance(leaf, Tensor) else None
-            if value is not None:
-                for what, numbers in (("shape", value.size()), ("strides", value.stride())):
-                    loose = tuple(None if is_symbolic(n) else int(n) for n in numbers)
-                    shown = ", ".join("any" if n is None else str(n) for n in loose)
-                    self.facts[f"{path}, {what}"] = (loose, f"({shown}{',' if len(loose) == 1 else ''})")
-
-    def against(self, call: Description) -> tuple[Reason, ...]:
-        """What this description, of an entry, has against a call."""
-        nothing = (None, "absent")
-        found = []
-        for what in dict.fromkeys((*self.facts, *call.facts)):
-            (mine, shown), (theirs, came) = self.facts.get(what, nothing), call.facts.get(what, nothing)
-            if mine != theirs and not _fits(mine, theirs):
-                found.append(Reason(what, shown, came))
-        shapes = {r.what.removesuffix("shape") for r in found if r.what.endswith(", shape")}
-        found = [r for r in found if r.what.removesuffix("strides") not in shapes]
-        found = [r for r in found if not r.what.endswith(_SELDOM)] or found
-        if not found and self.sizes:
-            found = [Reason("sizes", self.sizes, "others")]
-        return tuple(found or [Reason("something that is compared, but not described here")])
+def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
+    """How tensors differ from those that torch's guards were made for."""
+    told = guards.check_verbose(*tensors, tensor_check_names=paths)
+    return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
 
 
-def _fits(loose: Any, sizes: Any) -> bool:
-    """Are these sizes that may be any?"""
-    if not isinstance(loose, tuple) or None not in loose or not isinstance(sizes, tuple):
-        return False
-    numbers = [n for _, n in sizes[1]] if len(sizes) == 2 and isinstance(sizes[1], tuple) else []
-    return len(numbers) == len(loose) and all(a in (None, b) for a, b in zip(loose, numbers, strict=True))
-
-
-def describe_call(flat: Flat, state: Look | None) -> Description:
-    """A call as it is now."""
-    out = Description()
-    for what, value in surroundings_of_call().items():
-        out.note(what, value, str(value))
-    out.note("the structure of the arguments", str(flat.spec), str(flat.spec)[:80])
-    names: dict[int, str] = {}
-    storages: dict[int, str] = {}
-    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
-        if not isinstance(leaf, Tensor):
-            out.note(path, leaf)
-            continue
-        out.note(f"{path}, same tensor as", names.setdefault(id(leaf), path))
-        for what, value in _aspects(leaf):
-            out.note(f"{path}, {what}", value, str(value))
-        if leaf.layout is torch.strided and is_plain(leaf):
-            shared = storages.setdefault(storage_key(leaf), path)
-            out.note(f"{path}, memory", shared, "its own" if shared == path else f"shared with {shared}")
-            out.note(f"{path}, offset", int(leaf.storage_offset()))
-    if state is not None:
-        for path, token in zip(state.paths, state.tokens, strict=True):
-            out.facts[path] = (token, "a tensor" if type(token) is int else describe(_value(token)))
-        for place, t in ((state.places[id(t)].path, t) for t in state.tensors):
-            for what, value in _aspects(t):
-                out.note(f"{place}, {what}", value, str(value))
-    return out
-
-
-def _value(token: Any) -> Any:
-    """What a frozen value stands for, as far as it can be shown."""
+def shown(token: Any) -> str:
+    """A frozen value in words, as far as it can be told."""
+    if isinstance(token, str):
+        return token
     if type(token) is Same:
-        return token.value
-    return (
-        token[1]
-        if isinstance(token, tuple) and len(token) == 2 and not isinstance(token[1], tuple)
-        else token
-    )
-
-
-def _aspects(t: Tensor) -> list[tuple[str, Any]]:
-    strided = t.layout is torch.strided
-    return [
-        ("type", type(t).__name__),
-        ("dtype", t.dtype),
-        ("device", t.device),
-        ("layout", t.layout),
-        ("shape", tuple(t.size()) if not any(map(is_symbolic, t.size())) else ()),
-        ("strides", tuple(t.stride()) if strided and not any(map(is_symbolic, t.stride())) else ()),
-        ("requires_grad", t.requires_grad),
-        ("is_leaf", t.is_leaf),
-        ("parts", len(parts_of(t)) if strided else 0),
-        ("dispatch keys", keys_of(t)),
-    ]
+        return describe(token.value)
+    simple = isinstance(token, tuple) and len(token) == 2 and not isinstance(token[1], tuple)
+    return describe(token[1]) if simple else "a tensor" if type(token) is int else "something else"
 
 
 @contextmanager
@@ -199,24 +96,33 @@ def tell(miss: Miss) -> None:
     LOG.info("%s", miss)
 
 
-def closest(function: str, entries: Sequence[Description], call: Description) -> Miss | None:
-    """The entry with the fewest reasons against a call, the latest of equals."""
-    if not entries:
+def explain(
+    function: str, whys: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Miss | None:
+    """What each entry has against a call; the latest is taken for the closest."""
+    found = []
+    for i, why in enumerate(whys):
+        try:
+            reason = why(args, kwargs)
+        except Exception as error:  # what came may be anything
+            reason = Reason(f"the check raises {type(error).__name__}: {error}")
+        if isinstance(reason, Reason):
+            found.append((i, reason))
+    if not found:
         return None
-    found = [(entry.against(call), i) for i, entry in enumerate(entries)]
-    reasons, entry = min(found, key=lambda pair: (len(pair[0]), -pair[1]))
-    return Miss(function, entry, reasons)
+    latest = found[-1][0]
+    return Miss(function, latest, tuple(dict.fromkeys(reason for _, reason in reversed(found))))
 
 
 def what_keeps_changing(misses: Sequence[Miss]) -> str:
-    """`factor (0, 1, 2); x, shape ((8, 3), (5, 3))`: the most frequent reasons, with what came."""
+    """The most frequent reasons, with what came."""
     counts: Counter[str] = Counter()
     values: dict[str, list[str]] = {}
-    for miss in misses:
-        for reason in miss.reasons:
-            counts[reason.what] += 1
-            seen = values.setdefault(reason.what, [reason.assumed])
-            if reason.came not in seen:
-                seen.append(reason.came)
-    shown = [f"{what} ({', '.join(values[what][:4])}, ...)" for what, _ in counts.most_common(3)]
-    return "; ".join(shown) or "something that cannot be named"
+    for reason in (miss.reasons[0] for miss in misses if miss.reasons):
+        counts[reason.what] += 1
+        seen = values.setdefault(reason.what, [reason.assumed] if reason.assumed else [])
+        if reason.came and reason.came not in seen:
+            seen.append(reason.came)
+    came = {what: f" ({', '.join(seen[:4])}, ...)" if seen else "" for what, seen in values.items()}
+    told = (what + came[what] for what, _ in counts.most_common(3))
+    return "; ".join(told) or "something that cannot be named"

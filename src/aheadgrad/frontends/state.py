@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
+from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.module import holders_in
 from aheadgrad.frontends.plain import freeze, is_array, refill
 from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
@@ -112,7 +113,7 @@ class State:
         self._contents = [(value, value.copy()) for _, value in self.look().containers]
 
     def _function(self, fn: Any) -> None:
-        fn = _original(fn)
+        fn = fn._fn if isinstance(fn, CompiledFunction) else fn
         if isinstance(fn, torch.jit.ScriptFunction):
             raise FallbackError("TorchScript cannot be recorded")
         if isinstance(fn, nn.Module):
@@ -137,7 +138,6 @@ class State:
                 self._function(fn.__wrapped__)
 
     def _tree(self, value: Any, path: str) -> None:
-        value = _original(value)
         if isinstance(value, nn.Module) and not any(m is value for _, m in self.trees):
             self.trees.append((path, value))
 
@@ -204,14 +204,6 @@ def changed(path: str) -> FallbackError:
     )
     error.once = True
     return error
-
-
-def _original(value: Any) -> Any:
-    """What is behind something that we compiled."""
-    if type(value).__module__.startswith("aheadgrad."):
-        held = object.__getattribute__(value, "__dict__")
-        return held.get("_original", held.get("_fn", value))
-    return value
 
 
 def _names_in(code: CodeType) -> list[str]:

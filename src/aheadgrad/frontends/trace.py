@@ -25,7 +25,6 @@ from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
 from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.shapes import Shapes
-from aheadgrad.frontends.state import State
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
@@ -73,7 +72,7 @@ class TracedFunction(CompiledFunction):
             return self._uncompiled(_WATCHED, args, kwargs)
         if self._full:
             if misses.someone_listens():
-                self._explain(self._flat(args, kwargs))
+                self._explain(args, kwargs)
             return self._uncompiled(_FULL, args, kwargs)
         seen = _from_afar(args, kwargs, leaves, self._fn)
         reason = self._refused.get(seen)
@@ -87,7 +86,7 @@ class TracedFunction(CompiledFunction):
                 if out is not MISS:
                     return out
             flat = self._flat(args, kwargs)
-            miss = self._explain(flat)
+            miss = self._explain(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
                 self._too_many(miss)
                 return self._uncompiled(_FULL, args, kwargs)
@@ -103,15 +102,8 @@ class TracedFunction(CompiledFunction):
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, _names(self._module.forward if self._module is not None else self._fn))
 
-    def _explain(self, flat: Flat) -> Miss | None:
-        if not self.entries:
-            return None
-        try:
-            state = State(self._fn, list(zip(flat.paths, flat.leaves, strict=True))).look()
-        except FallbackError:
-            state = None
-        call = misses.describe_call(flat, state)
-        miss = misses.closest(self.name, [e.assumed for e in self.entries], call)
+    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
+        miss = misses.explain(self.name, [e.why for e in self.entries], args, kwargs)
         if miss is not None:
             misses.tell(miss)
         return miss
