@@ -39,6 +39,7 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -157,10 +158,14 @@ class Lift(TorchFunctionMode):
         return given if given is not None and out is args[0] else out
 
     def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        records = len(self.session.trace.records)
         try:
             return self._call(func, args, kwargs)
-        except DATA_DEPENDENT_ERRORS:
-            raise
+        except DATA_DEPENDENT_ERRORS as error:
+            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                raise
+            self.session.trace.rewind(records)
+            return self._explained_call(func, args, kwargs)
         except AheadgradError:
             raise
         except Exception as error:

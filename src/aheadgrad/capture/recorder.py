@@ -96,8 +96,8 @@ class Recorder(TorchDispatchMode):
                     out = self.ops.compute(func, types, args, kwargs)
                 except DATA_DEPENDENT_ERRORS as error:
                     node = running_node()
-                    if self.trace.phase == "forward" or node is None:
-                        raise
+                    if self.trace.phase == "forward" or node is None or not self.trace.sized:
+                        raise  # to be recorded again, if values decide on sizes only
                     raise self._undecided(func, node) from error
         if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`

@@ -19,6 +19,7 @@ from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.control_flow import is_effectful
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.unbacked import sizes_in
 
 
 class Origin(NamedTuple):
@@ -94,7 +95,8 @@ class Trace:
         self.settled = 0  # how many records there were when the inputs had their final values
         self.read_off = 0  # ... and when the gradients of the last backward had theirs
         self.constants: dict[int, Tensor] = {}
-        self.numbers: dict[Any, int] = {}  # which record made a symbol: `x.item()`
+        self.sized = False  # can a result have a size that values decide?
+        self.numbers: dict[Any, int] = {}  # which record made a symbol: `x.item()`, the size of `x[mask]`
         self._made: dict[int, Made] = {}
 
     def add(
@@ -112,6 +114,8 @@ class Trace:
         record.keep = has_effect(target)
         record.node = node
         self.records.append(record)
+        if self.sized:
+            self._note_sizes(out, index)
         if isinstance(out, Tensor):
             self._made.setdefault(id(out), Made(index, None))
         elif is_symbolic(out):
@@ -120,6 +124,11 @@ class Trace:
             for part, value in enumerate(out):
                 if isinstance(value, Tensor):
                     self._made.setdefault(id(value), Made(index, part))
+
+    def _note_sizes(self, out: Any, index: int) -> None:
+        for value in out if isinstance(out, list | tuple) else (out,):
+            for symbol in sizes_in(value) if isinstance(value, Tensor) else ():
+                self.numbers.setdefault(symbol, index)
 
     def rewind(self, length: int) -> None:
         """Forgets all records from `length` on."""

@@ -165,6 +165,18 @@ def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tupl
                     found[expr] = (cutter.symbol_name(expr, op), number)
     for expr, i in cutter.trace.numbers.items():
         record = cutter.trace.records[i]
-        if record.phase == "forward":
+        if record.phase != "forward":
+            continue
+        if is_symbolic(record.out):
             found.setdefault(expr, (record.name, record.out))
+        elif expr not in found:
+            for op, _, number in _places_in(record.out):
+                if expression(number) == expr:
+                    found[expr] = (cutter.symbol_name(expr, op), number)
+                    break
     return found
+
+
+def _places_in(out: Any) -> list[Any]:
+    parts = out if isinstance(out, list | tuple) else (out,)
+    return [place for part in parts if isinstance(part, Tensor) for place in places(part)]

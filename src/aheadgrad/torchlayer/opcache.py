@@ -17,6 +17,7 @@ from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.unbacked import has_no_number
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -44,6 +45,8 @@ def _check_view(t: FakeTensor, size: Any) -> None:
 def _check_index(t: FakeTensor, dim: int, index: Any) -> None:
     """Fake tensors of some releases of torch take any index."""
     size = t.size(dim)
+    if has_no_number(size) or has_no_number(index):
+        return  # the kernel will tell
     if not -size <= index < size:
         at = f"for tensor of size {list(t.size())} at dimension {dim}"
         raise IndexError(f"select(): index {index} out of range {at}")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.fx.proxy import GraphAppendingTracer, Proxy
@@ -47,11 +48,40 @@ def free_symbols(value: Any) -> set[Any]:
 
 
 def size_hint(value: Any) -> int:
-    """The number that a symbolic size is, or else had when it was recorded."""
+    """The number that a symbolic size is, or else had when it was recorded; `typical` if it had none."""
     if not isinstance(value, SymInt):
         return int(value)
     constant = constant_of(value)
-    return int(value.node.hint) if constant is None else int(constant)
+    if constant is not None:
+        return int(constant)
+    return int(typical(value) if value.node.hint is None else value.node.hint)
+
+
+def typical(value: Any) -> Any:
+    """A number in place of a size that values decide (`x[mask]`), for questions of our own to memory.
+
+    It is what the size would be if each of its symbols stood for some large number, another for each.
+    Any other number is returned as it is.
+    """
+    if not isinstance(value, SymInt) or value.node.hint is not None or constant_of(value) is not None:
+        return value
+    env = value.node.shape_env
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    expr = expression(value)
+    return int(expr.xreplace({s: known.get(s, _large(s)) for s in expr.free_symbols}))
+
+
+def typical_sizes(t: Tensor) -> tuple[Any, ...]:
+    return tuple(map(typical, t.size()))
+
+
+def typical_strides(t: Tensor) -> tuple[Any, ...]:
+    return tuple(map(typical, t.stride()))
+
+
+def _large(symbol: Any) -> Any:
+    number = int("".join(filter(str.isdigit, symbol.name)) or 0)
+    return sympy.Integer(1009 + 2 * number)
 
 
 def constant_of(value: Any) -> Any:
