@@ -135,6 +135,7 @@ class Joint:
                 writes.record()
         finally:
             session.trace.phase = "forward"
+        session.open_sizes.check()
         traced = None if requiring is None else Traced(wrapped, raw)
         return Gradients(component, pattern, tangents, grads, phase, traced)
 

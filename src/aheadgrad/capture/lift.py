@@ -148,7 +148,10 @@ class Lift(TorchFunctionMode):
                 disguises.check_use(t)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
+        before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)
+        if self.session.trace.numbers:
+            self.session.open_sizes.note_copy(func, given, out, self.session.trace.records[before:])
         if self.session.reshapes and torch.is_grad_enabled():
             self._note_writes((*args, *kwargs.values()))
         disguises.note(out, args, self.session.layouts)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aheadgrad.capture import zeros
 from aheadgrad.capture.origins import current_origin
+from aheadgrad.capture.sameness import Sameness
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
@@ -35,6 +36,7 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTen
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.unbacked import decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
@@ -54,6 +56,7 @@ class Recorder(TorchDispatchMode):
         mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable[..., Any]],
         adopt: Callable[[Tensor], Tensor],
+        asserted: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.trace = trace
@@ -61,7 +64,9 @@ class Recorder(TorchDispatchMode):
         self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
+        self.asserted = asserted  # called after an op without results, which may assert something
         self.zeros = zeros.Zeros()
+        self.sameness = Sameness(trace)
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.users_code = False  # does the user's function run?
         self.plain = False  # inside a decomposition that is run without functionalization
@@ -93,7 +98,7 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
                 try:
-                    out = self.ops.compute(func, types, args, kwargs)
+                    out = self._computed(func, types, args, kwargs)
                 except DATA_DEPENDENT_ERRORS as error:
                     node = running_node()
                     if self.trace.phase == "forward" or node is None or not self.trace.sized:
@@ -103,7 +108,15 @@ class Recorder(TorchDispatchMode):
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
+        if out is None:
+            self.asserted()
         return out
+
+    def _computed(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.trace.sized and decides_sizes(func):  # the same values decide the same
+            first = self.sameness.first_of
+            args = pytree.tree_map(lambda v: first(v) if isinstance(v, FakeTensor) else v, args)
+        return self.ops.compute(func, types, args, kwargs)
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op that makes, or may be given, zeros that autograd knows to be zero."""
@@ -112,7 +125,7 @@ class Recorder(TorchDispatchMode):
         with no_function_modes():
             if known:
                 func = zeros.ZEROS
-            out = self.ops.compute(func, types, args, kwargs)
+            out = self._computed(func, types, args, kwargs)
             if self.zeros.absorbs(func, args):
                 known = True
                 func, args, kwargs = self.zeros.like(out)

@@ -22,6 +22,7 @@ from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.leaks import Handed
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.limits import Limits
+from aheadgrad.capture.open_sizes import OpenSizes
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
@@ -71,8 +72,9 @@ class Session:
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
         recorder = VeiledRecorder if veiled else Recorder
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt)
+        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self._asserted)
         self.layouts = Layouts()
+        self.open_sizes = OpenSizes(self)
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
@@ -244,6 +246,9 @@ class Session:
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out
+
+    def _asserted(self) -> None:
+        self.open_sizes.demands.accept()
 
     def is_new(self, t: Tensor) -> bool:
         """Is this surely a tensor in memory of its own, not an input or a view of one?"""

@@ -6,6 +6,7 @@ nothing is computed twice.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch import Tensor
@@ -52,8 +53,10 @@ def choose(
     tangents = {id(v) for g in gradients for t in g.tangents if t is not None for v in values_of(t)}
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
+    records = cutter.trace.records
+    as_numbers = {s for s, by in cutter.trace.numbers.items() if any(records[i].phase == "forward" for i in by)}
     for g in gradients:
-        walk_backward(cutter, g, in_forward, tangents, users, values)
+        walk_backward(cutter, g, in_forward, tangents, users, values, given=as_numbers)
     if any_order:
         nodes = [node for g in gradients if g.component.targets for node in g.component.nodes]
         for value in kept_by_eager(cutter.trace, nodes, values.values(), cutter.source):
@@ -77,13 +80,16 @@ def walk_backward(
     users: dict[int, str],
     values: dict[int, Tensor],
     boundary: set[int] = frozenset(),  # type: ignore[assignment]
+    given: Container[Any] = (),
 ) -> set[int]:
     """Walks from the gradients to the values of the forward (or in the boundary) that they rest on.
 
-    Fills `users` and `values`; returns the records that the backward runs.
+    Fills `users` and `values`; returns the records that the backward runs. `given` are the symbols that
+    come as numbers; any other has to come from the tensor whose size it is.
     """
     trace = cutter.trace
     seen: set[int] = set()
+    sized: set[Any] = set()
     stack: list[tuple[Tensor, str]] = [
         (v, "a gradient") for g in gradients.grads if g is not None for v in values_of(g)
     ]
@@ -106,7 +112,20 @@ def walk_backward(
             seen.add(made.record)
             record = trace.records[made.record]
             stack.extend((t, record.name) for t in record.tensors())
+            for symbol in cutter.made_numbers((record.args, record.kwargs)) - sized:
+                sized.add(symbol)
+                if symbol not in given:
+                    by = next((i for i in trace.numbers[symbol] if i in in_forward), None)
+                    by = trace.maker(symbol, {gradients.phase}) if by is None else by
+                    stack.extend((t, record.name) for t in _showing(trace.records[by].out, symbol))
     return seen
+
+
+def _showing(out: Any, symbol: Any) -> list[Tensor]:
+    """The result of which the symbol is a size."""
+    parts = out if isinstance(out, list | tuple) else (out,)
+    shows = [p for p in parts if isinstance(p, Tensor) and any(expression(n) == symbol for *_, n in places(p))]
+    return shows[:1]
 
 
 def _resting_on(cutter: Cutter, changed: frozenset[int]) -> set[int]:
@@ -163,8 +182,8 @@ def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tupl
                 expr = expression(number)
                 if expr not in found:
                     found[expr] = (cutter.symbol_name(expr, op), number)
-    for expr, i in cutter.trace.numbers.items():
-        record = cutter.trace.records[i]
+    for expr in cutter.trace.numbers:
+        record = cutter.trace.records[cutter.trace.maker(expr, None)]
         if record.phase != "forward":
             continue
         if is_symbolic(record.out):

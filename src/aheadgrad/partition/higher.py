@@ -10,6 +10,7 @@ backward.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from aheadgrad.program.check import check
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,8 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
     values = [e.value for e in derivative.exits]
-    here, _ = cutter.needed(values, set(boundary), {recorded.phase})
+    symbols = {expression(number) for _, number in given.sizes}
+    here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
@@ -66,7 +69,7 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
             saved.append(SavedSet())
             continue
         positions: set[int] = set()
-        used = _used(derivative, g, here, set(boundary))
+        used = _used(derivative, g, here, set(boundary), symbols)
         used += _also_kept(derivative, g, [value for value, _ in used], here, set(boundary))
         for value, user in used:
             if id(value) not in boundary:
@@ -93,14 +96,14 @@ def _also_kept(
 
 
 def _used(
-    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int]
+    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int], given: set[Any]
 ) -> list[tuple[Tensor, str]]:
     """The values that a next backward takes from this one, each with a reason."""
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     tangents = {id(t) for t in g.tangents if t is not None}
     cutter = derivative.cutter
-    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary)
+    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary, given)
     for i in crossed:
         record = cutter.trace.records[i]
         if record.phase == "forward" and is_random(record.target):

@@ -17,7 +17,7 @@ from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
-from aheadgrad.torchlayer.unbacked import has_no_number
+from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -69,9 +69,12 @@ class OpCache:
         self.exact = False  # are strides to be told exactly, or not at all?
         self.specs: dict[Any, Any] = {}
         self.refused: set[Any] = set()
+        self.from_values = SizesFromValues(mode)
 
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if self.mode.shape_env is not None and decides_sizes(func):
+                return self.from_values.compute(func, types, args, kwargs)
             return self._compute(func, types, args, kwargs)
         except DATA_DEPENDENT_ERRORS:
             raise

@@ -47,6 +47,15 @@ def free_symbols(value: Any) -> set[Any]:
     return set()
 
 
+def symbols_of_numbers(value: Any) -> set[Any]:
+    """As `free_symbols`, of numbers alone."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(symbols_of_numbers, value)) if value else set()
+    if isinstance(value, dict):
+        return symbols_of_numbers(list(value.values()))
+    return set(expression(value).free_symbols) if is_symbolic(value) else set()
+
+
 def size_hint(value: Any) -> int:
     """The number that a symbolic size is, or else had when it was recorded; `typical` if it had none."""
     if not isinstance(value, SymInt):
@@ -182,13 +191,14 @@ class SymbolNodes:
         self.name = name
         self.fresh = fresh
         self.known: dict[Any, fx.Node] = {}
-        self.sources: dict[Any, tuple[fx.Node, Any, tuple[Any, ...], Any]] = {}
+        self.sources: dict[Any, tuple[Any, Any, tuple[Any, ...], Any]] = {}
 
     def learn_number(self, value: Any, node: fx.Node) -> None:
         if is_symbolic(value):
             self.known.setdefault(expression(value), node)
 
-    def learn_tensor(self, value: Tensor, node: fx.Node) -> None:
+    def learn_tensor(self, value: Tensor, node: fx.Node | Callable[[], fx.Node]) -> None:
+        """`node` stands for a tensor, or makes the node that does."""
         if not self.on:
             return
         for op, args, number in places(value):
@@ -210,6 +220,7 @@ class SymbolNodes:
 
     def _read(self, expr: Any) -> fx.Node:
         tensor, op, args, number = self.sources[expr]
+        tensor = tensor if isinstance(tensor, fx.Node) else tensor()
         node = self.graph.create_node("call_function", op, (tensor, *args), name=self.name(expr, op))
         node.meta["val"] = number
         return node

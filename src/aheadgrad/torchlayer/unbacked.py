@@ -8,21 +8,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
+import torch
 from torch import SymInt, Tensor
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.utils._sympy.functions import Mod, PythonMod
 
-from aheadgrad.torchlayer.fake import FakeTensorMode
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 __all__ = [
+    "Demands",
     "DynamicOutputShapeException",
+    "SizesFromValues",
+    "decides_sizes",
+    "fakes_of_size",
     "follow_values",
     "follows_values",
     "has_no_number",
+    "sample",
     "sizes_from_values",
     "sizes_in",
+    "sizes_of",
+    "strides_agree",
 ]
+
+_MOST_ELEMENTS = 1 << 20
+_MASKED_SELECT, _NONZERO = torch.ops.aten.masked_select.default, torch.ops.aten.nonzero.default
 
 
 def follows_values(mode: FakeTensorMode) -> bool:
@@ -45,9 +59,155 @@ def sizes_from_values(value: Any) -> set[Any]:
     return set(free_unbacked_symbols(value)) if is_symbolic(value) else set()
 
 
-def sizes_in(t: Tensor) -> set[Any]:
+def sizes_in(t: Any) -> set[Any]:
     """The symbols in a tensor's sizes, strides and offset that values decide."""
     found: set[Any] = set()
-    for n in (*t.size(), *t.stride(), t.storage_offset()):
-        found |= sizes_from_values(n)
+    if isinstance(t, Tensor):
+        strided = (*t.stride(), t.storage_offset()) if t.layout is torch.strided else ()
+        for n in (*t.size(), *strided):
+            found |= sizes_from_values(n)
     return found
+
+
+def decides_sizes(func: Any) -> bool:
+    """Has the op results whose sizes depend on values?"""
+    return isinstance(func, OpOverload) and torch.Tag.dynamic_output_shape in func.tags
+
+
+class SizesFromValues:
+    """Ops that decide on sizes, in one fake mode: asked again about the same values they decide the same."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.made: dict[Any, tuple[Any, Any]] = {}  # with the arguments, whose ids are in the key
+
+    def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is _MASKED_SELECT and args[0].size() == args[1].size():
+            count = self.compute(_NONZERO, types, (args[1],), {}).size(0)
+            with self.mode:
+                return args[0].new_empty((count,))
+        key = (func, _identity(args), _identity(tuple(kwargs.items())))
+        if key not in self.made:
+            self.made[key] = self.mode.dispatch(func, types, args, kwargs), (args, kwargs)
+            return self.made[key][0]
+        return pytree.tree_map(self._again, self.made[key][0])
+
+    def _again(self, out: Any) -> Any:
+        if not isinstance(out, FakeTensor):
+            return out
+        room = torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="meta")
+        return FakeTensor(self.mode, room, out.fake_device)
+
+
+def _identity(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_identity, value))
+    return id(value) if isinstance(value, Tensor) or is_symbolic(value) else (type(value), value)
+
+
+class Demands:
+    """What torch demands of such sizes and leaves to be checked at run time.
+
+    Kernels check most of it themselves. Only where two sizes have to be equal, a kernel may do with a 1.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.known: set[Any] = set(self._all())
+
+    def _all(self) -> list[Any]:
+        if self.mode.shape_env is None:
+            return []
+        return [one.expr for some in self.mode.shape_env.deferred_runtime_asserts.values() for one in some]
+
+    def equalities(self) -> list[Any]:
+        """New demands that sizes are equal."""
+        return [e for e in self._all() if e not in self.known and any(map(_is_equality, e.atoms(sympy.Eq)))]
+
+    def accept(self) -> None:
+        """All that is demanded by now is taken care of."""
+        self.known.update(self._all())
+
+
+def _is_equality(relation: Any) -> bool:
+    return not relation.has(Mod, PythonMod)  # `view(-1, 3)`
+
+
+def _number(value: Any, n: int, bound: dict[Any, int] | None = None) -> int:
+    """A size where those that values decide are `n`, unless they are bound."""
+    if not isinstance(value, SymInt):
+        return int(value)
+    env, expr = value.node.shape_env, expression(value)
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return int(expr.xreplace({s: sympy.Integer((bound or {}).get(s, known.get(s, n))) for s in expr.free_symbols}))
+
+
+def _numbers(values: Any, n: int, bound: dict[Any, int] | None = None) -> tuple[int, ...]:
+    return tuple(_number(v, n, bound) for v in values)
+
+
+def _tensors(out: Any) -> list[Tensor]:
+    return [t for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, Tensor)]
+
+
+def sizes_of(out: Any, n: int) -> list[tuple[int, ...]]:
+    """The sizes of an op's results, where those that values decide are `n`."""
+    return [_numbers(t.size(), n) for t in _tensors(out)]
+
+
+def fakes_of_size(mode: FakeTensorMode, values: Any, n: int) -> Any:
+    """Recorded arguments with fake tensors of plain sizes, where those that values decide are `n`."""
+
+    def fake(value: Any) -> Any:
+        if isinstance(value, SymInt):
+            return _number(value, n)
+        if not isinstance(value, FakeTensor):
+            return value
+        size, stride = _numbers(value.size(), n), _numbers(value.stride(), n)
+        offset = _number(value.storage_offset(), n)
+        last = sum((max(k, 1) - 1) * s for k, s in zip(size, stride, strict=True))
+        with torch.utils._python_dispatch._disable_current_modes():
+            room = torch.empty(offset + last + 1, dtype=value.dtype, device="meta")
+            return FakeTensor(mode, room.as_strided(size, stride, offset), value.fake_device)
+
+    return pytree.tree_map(fake, values)
+
+
+def sample(values: Any, *, zeros: bool) -> Any:
+    """Real arguments like recorded ones: full of different numbers, or of zeros. Masks are true everywhere."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, SymInt):
+            return _number(value, 3)
+        if not isinstance(value, Tensor):
+            return value
+        size, stride = _numbers(value.size(), 3), _numbers(value.stride(), 3)
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        length = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        if value.dtype in (torch.bool, torch.uint8):
+            room = torch.ones(length, dtype=value.dtype, device=device)
+        elif zeros:
+            room = torch.zeros(length, dtype=value.dtype, device=device)
+        else:
+            room = torch.arange(length, device=device).to(value.dtype)
+        return room.as_strided(size, stride)
+
+    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+    if any(t.layout is not torch.strided for t in tensors):
+        raise TypeError("only strided tensors can be made up")
+    if sum(_number(t.numel(), 3) for t in tensors) > _MOST_ELEMENTS:
+        raise ValueError("too large to be made up")
+    return pytree.tree_map(real, values)
+
+
+def strides_agree(recorded: Any, real: Any) -> bool:
+    """Are the strides of results what was recorded, wherever there is more than one element?"""
+    for fake, t in zip(_tensors(recorded), _tensors(real), strict=True):
+        bound: dict[Any, int] = {}
+        for n, k in zip(fake.size(), t.size(), strict=True):
+            if isinstance(n, SymInt) and expression(n).is_Symbol:
+                bound[expression(n)] = k
+        strides = zip(t.size(), t.stride(), _numbers(fake.stride(), 3, bound), strict=True)
+        if t.numel() and any(k > 1 and a != b for k, a, b in strides):
+            return False
+    return True
