@@ -320,7 +320,7 @@ class _Builder:
             self.symbols.learn_number(record.out, node)
         else:
             self.whole[id(record)] = node
-            for part in record.out if self.symbols.on else ():
+            for part in record.out if self.symbols.on and record.out is not None else ():
                 if isinstance(part, Tensor):
                     self.symbols.learn_tensor(part, functools.partial(self._node_of, part))
             for part in record.part_names if self.used else ():

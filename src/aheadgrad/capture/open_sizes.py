@@ -53,6 +53,9 @@ class OpenSizes:
         unequal = self.demands.equalities()
         if unequal:
             raise FallbackError(f"a size that values decide has to be equal to another one: {unequal[0]}")
+        given = self.demands.replaced(trace.numbers)
+        if given:
+            raise FallbackError(f"a size that values decide can only be one: {given[0]}")
         makers = {i for made in trace.numbers.values() for i in made}
         for i, record in enumerate(new, self.checked - len(new)):
             if isinstance(record.target, OpOverload) and not isinstance(record.out, torch.SymInt):

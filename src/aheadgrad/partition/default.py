@@ -164,13 +164,13 @@ def saved_sizes(
     found: list[tuple[str, Any]] = []
     for symbol in needed_symbols(cutter, gradients, saved):
         if not numbers:
-            numbers = _providers(cutter, inputs)
+            numbers = providers(cutter, inputs)
         if symbol in numbers:
             found.append(numbers[symbol])
     return tuple(found)
 
 
-def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tuple[str, Any]]:
+def providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tuple[str, Any]]:
     """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
     found: dict[Any, tuple[str, Any]] = {}
     for i, (_, value) in enumerate(inputs):

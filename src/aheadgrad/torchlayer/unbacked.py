@@ -6,6 +6,7 @@ The op that makes the tensor is where the number comes from at run time. Nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -14,7 +15,7 @@ from torch import SymInt, Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
-from torch.utils._sympy.functions import Mod, PythonMod
+from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
@@ -124,13 +125,24 @@ class Demands:
         """New demands that sizes are equal."""
         return [e for e in self._all() if e not in self.known and any(map(_is_equality, e.atoms(sympy.Eq)))]
 
+    def replaced(self, symbols: Iterable[Any]) -> list[Any]:
+        """Those of the symbols that are known to be a number, or another size, if all demands are met."""
+        known = {} if self.mode.shape_env is None else self.mode.shape_env.replacements
+        return [sympy.Eq(s, known[s]) for s in symbols if s in known]
+
     def accept(self) -> None:
         """All that is demanded by now is taken care of."""
         self.known.update(self._all())
 
 
 def _is_equality(relation: Any) -> bool:
-    return not relation.has(Mod, PythonMod)  # `view(-1, 3)`
+    """Must two sizes be equal? Not if one size has to be a multiple of a number (`view(-1, 3)`)."""
+    if relation.has(Mod, PythonMod):
+        return False
+    for whole, rounded in (relation.args, reversed(relation.args)):
+        if any(rounded == k.args[1] * k and k.args[0] == whole for k in rounded.atoms(FloorDiv)):
+            return False
+    return True
 
 
 def _number(value: Any, n: int, bound: dict[Any, int] | None = None) -> int:
