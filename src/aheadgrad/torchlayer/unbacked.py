@@ -17,8 +17,10 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
+from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.kernels import for_real
+from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
 
 __all__ = [
     "Demands",
@@ -89,15 +91,40 @@ class SizesFromValues:
                 return args[0].new_empty((count,))
         key = (func, _identity(args), _identity(tuple(kwargs.items())))
         if key not in self.made:
-            self.made[key] = self.mode.dispatch(func, types, args, kwargs), (args, kwargs)
-            return self.made[key][0]
+            try:
+                out = self.mode.dispatch(func, types, args, kwargs)
+            except DynamicOutputShapeException:  # torch does not know how
+                out = self._as_always(func, args, kwargs)
+            self.made[key] = out, (args, kwargs)
+            return out
         return pytree.tree_map(self._again, self.made[key][0])
 
+    def _as_always(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The results of an op that gives sizes which, for these arguments, depend on no values after all."""
+        if free_symbols([args, kwargs]):
+            raise NeedsNumbers(f"sizes of {func} with symbolic sizes are not known")
+        found: list[Any] = []
+        for fill in ("random", "different", "zeros"):
+            try:
+                with for_real():
+                    some_args, some_kwargs = sample((args, kwargs), fill)
+                    found.append(func(*some_args, **some_kwargs))
+            except RuntimeError:  # these values are no good for this op
+                continue
+        if not found or any(_looks(out) != _looks(found[0]) for out in found):
+            raise DynamicOutputShapeException(func)
+        return pytree.tree_map(self._again, found[0])
+
     def _again(self, out: Any) -> Any:
-        if not isinstance(out, FakeTensor):
+        if not isinstance(out, Tensor):
             return out
+        device = out.fake_device if isinstance(out, FakeTensor) else out.device
         room = torch.empty_strided(out.size(), out.stride(), dtype=out.dtype, device="meta")
-        return FakeTensor(self.mode, room, out.fake_device)
+        return FakeTensor(self.mode, room, device)
+
+
+def _looks(out: Any) -> list[Any]:
+    return [(t.size(), t.stride(), t.dtype) for t in _tensors(out)]
 
 
 def _identity(value: Any) -> Any:
@@ -185,8 +212,11 @@ def fakes_of_size(mode: FakeTensorMode, values: Any, n: int) -> Any:
     return pytree.tree_map(fake, values)
 
 
-def sample(values: Any, *, zeros: bool) -> Any:
-    """Real arguments like recorded ones: full of different numbers, or of zeros. Masks are true everywhere."""
+def sample(values: Any, fill: str) -> Any:
+    """Real arguments like recorded ones, full of different numbers, zeros or random numbers.
+
+    Masks are true everywhere.
+    """
 
     def real(value: Any) -> Any:
         if isinstance(value, SymInt):
@@ -198,8 +228,10 @@ def sample(values: Any, *, zeros: bool) -> Any:
         length = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
         if value.dtype in (torch.bool, torch.uint8):
             room = torch.ones(length, dtype=value.dtype, device=device)
-        elif zeros:
+        elif fill == "zeros":
             room = torch.zeros(length, dtype=value.dtype, device=device)
+        elif fill == "random" and value.dtype.is_floating_point:
+            room = torch.rand(length, dtype=value.dtype, device=device, generator=_generator(device))
         else:
             room = torch.arange(length, device=device).to(value.dtype)
         return room.as_strided(size, stride)
@@ -210,6 +242,10 @@ def sample(values: Any, *, zeros: bool) -> Any:
     if sum(_number(t.numel(), 3) for t in tensors) > _MOST_ELEMENTS:
         raise ValueError("too large to be made up")
     return pytree.tree_map(real, values)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.Generator(device).manual_seed(0)
 
 
 def strides_agree(recorded: Any, real: Any) -> bool:
