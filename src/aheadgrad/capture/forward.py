@@ -117,6 +117,8 @@ def run(session: Session, call: Call) -> Forward:
             told = explained(error)
             if not isinstance(told, AheadgradError):
                 told = raised_before(session) or told
+                if told is error and session.trace.numbers:
+                    told = FallbackError(f"eager may take a size that values decide, where we raise: {error}")
             if told is error:
                 raise
             raise told from error
@@ -135,6 +137,8 @@ def run(session: Session, call: Call) -> Forward:
         with no_function_modes(), torch.no_grad():
             flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
             _sync_all(session, flat)
+    session.open_sizes.check()
+    session.open_sizes.check_memory(flat)
     return Forward(session, flat, spec, after, before, call.numbers)
 
 

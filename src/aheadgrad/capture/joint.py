@@ -6,7 +6,7 @@ exist and how they are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 Layout = tuple[Any, ...] | None
 Pattern = tuple[Layout, ...]
@@ -84,7 +85,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Any = None,
+        around: Callable[[], Any] = nullcontext,
         requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
         """Records a backward; raises what eager would raise in that backward.
@@ -92,12 +93,26 @@ class Joint:
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
         have a history of their own.
         """
+        try:
+            return self._record(component, pattern, around, requiring)
+        except DynamicOutputShapeException:
+            if not self.session.follow_values():
+                raise
+        return self._record(component, pattern, around, requiring)
+
+    def _record(
+        self,
+        component: Component,
+        pattern: Pattern,
+        around: Callable[[], Any],
+        requiring: tuple[bool, ...] | None,
+    ) -> Gradients:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
         leaves = [t.place for t in component.targets] + component.other_leaves
         try:
-            with session.running(), session.disguises.off(), around or nullcontext():
+            with session.running(), session.disguises.off(), around():
                 tangents, wrapped = self._tangents(component, pattern)
                 if requiring is not None:
                     set_grad_enabled(True)
@@ -120,6 +135,7 @@ class Joint:
                 writes.record()
         finally:
             session.trace.phase = "forward"
+        session.open_sizes.check()
         traced = None if requiring is None else Traced(wrapped, raw)
         return Gradients(component, pattern, tangents, grads, phase, traced)
 

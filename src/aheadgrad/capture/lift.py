@@ -41,6 +41,7 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -158,7 +159,10 @@ class Lift(TorchFunctionMode):
                 disguises.check_use(t)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
+        before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)
+        if self.session.trace.numbers:
+            self.session.open_sizes.note_copy(func, given, out, self.session.trace.records[before:])
         if self.session.reshapes and torch.is_grad_enabled():
             self._note_writes((*args, *kwargs.values()))
         disguises.note(out, args, self.session.layouts)
@@ -185,10 +189,14 @@ class Lift(TorchFunctionMode):
             return func(value.clone(), *args[1:], **kwargs)
 
     def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        records = len(self.session.trace.records)
         try:
             return self._call(func, args, kwargs)
-        except DATA_DEPENDENT_ERRORS:
-            raise
+        except DATA_DEPENDENT_ERRORS as error:
+            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                raise
+            self.session.trace.rewind(records)
+            return self._explained_call(func, args, kwargs)
         except AheadgradError:
             raise
         except Exception as error:

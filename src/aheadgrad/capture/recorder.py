@@ -12,6 +12,7 @@ from torch import Tensor
 from aheadgrad.capture import zeros
 from aheadgrad.capture.environment import Ambient
 from aheadgrad.capture.origins import current_origin
+from aheadgrad.capture.sameness import Sameness
 from aheadgrad.capture.trace import Origin, Trace
 from aheadgrad.capture.values import Unknown, Values
 from aheadgrad.errors import DataDependentError, FallbackError
@@ -38,6 +39,7 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTen
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.unbacked import decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
@@ -59,6 +61,7 @@ class Recorder(TorchDispatchMode):
         adopt: Callable[[Tensor], Tensor],
         ambient: Ambient,
         values: Values,
+        asserted: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.ambient = ambient
@@ -68,7 +71,9 @@ class Recorder(TorchDispatchMode):
         self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
+        self.asserted = asserted  # called after an op without results, which may assert something
         self.zeros = zeros.Zeros()
+        self.sameness = Sameness(trace)
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.users_code = False  # does the user's function run?
         self.plain = False  # inside a decomposition that is run without functionalization
@@ -113,6 +118,8 @@ class Recorder(TorchDispatchMode):
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
+        if out is None:
+            self.asserted()
         return out
 
     def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -120,6 +127,9 @@ class Recorder(TorchDispatchMode):
 
         (`torch._numpy` computes under numpy's default dtype, mostly with dtypes that are given.)
         """
+        if self.trace.sized and decides_sizes(func):  # the same values decide the same
+            first = self.sameness.first_of
+            args = pytree.tree_map(lambda v: first(v) if isinstance(v, FakeTensor) else v, args)
         if not self.ambient.other_dtype:
             return self.ops.compute(func, types, args, kwargs)
         out = self.mode.dispatch(func, types, args, kwargs)
@@ -137,8 +147,8 @@ class Recorder(TorchDispatchMode):
             return self.values.result(func, args, kwargs)
         except Unknown:
             node = running_node()
-            if self.trace.phase == "forward" or node is None:
-                raise error from None
+            if self.trace.phase == "forward" or node is None or not self.trace.sized:
+                raise error from None  # to be recorded again, if values decide on sizes only
             raise self._undecided(func, node) from error
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -148,7 +158,7 @@ class Recorder(TorchDispatchMode):
         with no_function_modes():
             if known:
                 func = zeros.ZEROS
-            out = self.ops.compute(func, types, args, kwargs)
+            out = self._compute(func, types, args, kwargs)
             if self.zeros.absorbs(func, args):
                 known = True
                 func, args, kwargs = self.zeros.like(out)

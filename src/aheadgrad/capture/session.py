@@ -8,7 +8,7 @@ user's function again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.leaks import Handed
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.limits import Limits
+from aheadgrad.capture.open_sizes import OpenSizes
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
@@ -39,6 +40,7 @@ from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
+from aheadgrad.torchlayer.unbacked import follow_values, follows_values
 
 
 class Session:
@@ -56,9 +58,12 @@ class Session:
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
+        self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
+        self._around: ExitStack | None = None  # what is on while the user's code (or a backward) runs
         self.trace = Trace()
+        self.trace.sized = follows_values(mode)
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
@@ -70,8 +75,11 @@ class Session:
         self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
         self.values = Values(self.trace, mode)
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self.ambient, self.values)
+        self.recorder = recorder(
+            self.trace, mode, decompositions, self._adopt, self.ambient, self.values, self._asserted
+        )
         self.layouts = Layouts()
+        self.open_sizes = OpenSizes(self)
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
@@ -92,12 +100,38 @@ class Session:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
-        python = python_dispatcher(on=self.sized)
-        modes: list[Any] = [self.recorder, self.lifting, python, bodies_not_compiled()]
+        modes: list[Any] = [self.recorder, self.lifting, bodies_not_compiled()]
+        with (
+            tracing(*modes, veiled=self.veiled),
+            torch.autograd.set_multithreading_enabled(False),
+            ExitStack() as stack,
+        ):
+            before, self._around = self._around, stack
+            try:
+                self._enter_symbols()
+                yield
+            finally:
+                self._around = before
+
+    def _enter_symbols(self) -> None:
+        """What torch and the user's code need around them where sizes are symbols."""
+        if self._around is None:
+            return
+        around: list[Any] = [python_dispatcher(on=True)] if self.sized else []
         if self.plain_numbers:
-            modes += [shown_to(is_users), own_kernels()]
-        with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
-            yield
+            around += [shown_to(is_users), own_kernels()]
+        for one in around:
+            self._around.enter_context(one)
+
+    def follow_values(self) -> bool:
+        """An op has a result whose size values decide. Can it be recorded with a symbol, from now on?"""
+        if follows_values(self.mode) or self.veiled:
+            return False
+        follow_values(self.mode)
+        self.trace.sized = self.sized = True
+        self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
+        self._enter_symbols()
+        return True
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -216,6 +250,9 @@ class Session:
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out
+
+    def _asserted(self) -> None:
+        self.open_sizes.demands.accept()
 
     def is_new(self, t: Tensor) -> bool:
         """Is this surely a tensor in memory of its own, not an input or a view of one?"""

@@ -203,7 +203,7 @@ class Captured:
         state: AutocastState | None,
         requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
-        return self.joint.record(component, pattern, autocast_as(state), requiring)
+        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
 
 
 def _gone(see: Any) -> Any:
@@ -214,9 +214,14 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
     """Captures a call; once more, with veils, if a tensor subclass turns up that is not an input."""
     veiled = not all(is_plain(t) for _, t in call.inputs)
     try:
-        return _capture(call, options, journal, veiled)
-    except NeedsVeils:
-        return _capture(call, options, journal, veiled=True)
+        try:
+            return _capture(call, options, journal, veiled)
+        except NeedsVeils:
+            return _capture(call, options, journal, veiled=True)
+    except NeedsNumbers as error:
+        if call.symbols.optional:
+            raise
+        raise FallbackError(f"a size that values decide is no plain number: {error}") from error
 
 
 def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Captured:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
+from aheadgrad.torchlayer.symbols import typical
 
 
 def _batch_norm(
@@ -28,7 +29,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    if running_mean is None or running_var is None or input.numel() == 0:
+    if running_mean is None or running_var is None or typical(input.numel()) == 0:
         return torch.batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
@@ -128,7 +129,7 @@ def _functional_instance_norm(
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """The same numbers from the same seed, with a mask of one byte instead of four to save."""
-    plain = not train or not 0.0 < p < 1.0 or input.numel() == 0
+    plain = not train or not 0.0 < p < 1.0 or typical(input.numel()) == 0
     if plain or input.device.type != "cpu" or input.dtype not in (torch.float32, torch.float64):
         return torch.dropout(input, p, train)
     out: Tensor = torch.native_dropout(input, p, True)[0]

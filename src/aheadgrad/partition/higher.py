@@ -10,6 +10,7 @@ backward.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -25,6 +26,7 @@ from aheadgrad.program.check import check
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +59,14 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
     values = [e.value for e in derivative.exits]
-    here, _ = cutter.needed(values, set(boundary), {recorded.phase})
+    symbols = {expression(number) for _, number in given.sizes}
+    here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
     for component, g in zip(derivative.joint.components, derivative.gradients, strict=True):
         positions = set(range(len(given.tensors) + len(tangents))) if g is None else set()  # who knows
-        used = [] if g is None else _used(derivative, g, here, set(boundary))
+        used = [] if g is None else _used(derivative, g, here, set(boundary), symbols)
         used += _also_kept(derivative, component, [value for value, _ in used], here, set(boundary))
         for value, user in used:
             if id(value) not in boundary:
@@ -90,14 +93,14 @@ def _also_kept(
 
 
 def _used(
-    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int]
+    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int], given: set[Any]
 ) -> list[tuple[Tensor, str]]:
     """The values that a next backward takes from this one, each with a reason."""
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     tangents = {id(t) for t in g.tangents if t is not None}
     cutter = derivative.cutter
-    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary)
+    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary, given)
     for i in crossed:
         record = cutter.trace.records[i]
         if record.phase == "forward" and record.keep:

@@ -18,6 +18,7 @@ from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
+from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -44,6 +45,8 @@ def _check_view(t: FakeTensor, size: Any) -> None:
 def _check_index(t: FakeTensor, dim: int, index: Any) -> None:
     """Fake tensors of some releases of torch take any index."""
     size = t.size(dim)
+    if has_no_number(size) or has_no_number(index):
+        return  # the kernel will tell
     if not -size <= index < size:
         at = f"for tensor of size {list(t.size())} at dimension {dim}"
         raise IndexError(f"select(): index {index} out of range {at}")
@@ -66,9 +69,12 @@ class OpCache:
         self.exact = False  # are strides to be told exactly, or not at all?
         self.specs: dict[Any, Any] = {}
         self.refused: set[Any] = set()
+        self.from_values = SizesFromValues(mode)
 
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if self.mode.shape_env is not None and decides_sizes(func):
+                return self.from_values.compute(func, types, args, kwargs)
             return self._compute(func, types, args, kwargs)
         except DATA_DEPENDENT_ERRORS:
             raise
