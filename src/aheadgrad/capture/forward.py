@@ -218,6 +218,10 @@ def explained(error: Exception) -> Exception:
         return FallbackError("memory that an input had before set_ is written to")
     if str(error).startswith("Attempted to resize a view tensor to a larger size"):
         return FallbackError("an input or a view is resized to hold more elements")
+    if "on an invalid python storage" in str(error):
+        return FallbackError("the memory of a tensor is read or written through its storage")
+    if "because it has weakref associated with it" in str(error):
+        return FallbackError("two tensors are swapped")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)

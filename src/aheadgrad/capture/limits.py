@@ -89,6 +89,9 @@ class Limits:
         """Before a tensor is written to."""
         if self._leaf_views and functional.storage_key(t) in self._leaf_views:
             raise FallbackError("a view is made a leaf, and its memory is written to")
+        borrowed = self.session.recorder.borrowed
+        if borrowed and not borrowed.isdisjoint(functional.value_storages(t)):
+            raise FallbackError("memory of a numpy array, or of another buffer, is written to")
 
     def new_memory(self, t: Tensor, sources: tuple[Any, ...]) -> None:
         """Before `t.set_(source)`."""
