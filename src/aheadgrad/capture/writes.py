@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +63,9 @@ class BackwardWrites:
 
     def _keep(self, nodes: list[Any], known: set[Any], exits: list[Exit]) -> None:
         """Notes what the contexts of custom functions hold, besides inputs."""
-        traced = [e.traced for e in exits if isinstance(e.traced, Tensor) and not isinstance(e.traced, Passage)]
+        traced = [
+            e.traced for e in exits if isinstance(e.traced, Tensor) and not isinstance(e.traced, Passage)
+        ]
         shown = {functional.storage_key(part) for t in traced for part in parts_of(t)}
         for node in nodes:
             for t, saved in _kept_by(node):
@@ -106,10 +109,8 @@ class BackwardWrites:
 
 def _kept_by(node: Any) -> Iterator[tuple[Tensor, bool]]:
     """The tensors in the context of a custom function; with save_for_backward, or as attributes."""
-    try:
+    with suppress(RuntimeError):  # one was changed since: its backward raises, as in eager
         yield from ((t, True) for t in node.saved_tensors if isinstance(t, Tensor))
-    except RuntimeError:  # changed since: its backward raises, as in eager
-        pass
     yield from ((t, False) for t in _inside(vars(node), _DEEPEST))
 
 
