@@ -128,6 +128,7 @@ def run(session: Session, call: Call) -> Forward:
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
         with no_function_modes(), torch.no_grad():
+            session.limits.results(flat)
             flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
             _sync_all(session, flat)
     return Forward(session, flat, spec, after, before, call.numbers)

@@ -209,7 +209,7 @@ class Lift(TorchFunctionMode):
             session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
         if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
-            session.limits.end_of_history(given)
+            session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
             session.layouts.settle(disguises.current(given))
             disguises.detach(given)
