@@ -135,6 +135,7 @@ def run(session: Session, call: Call) -> Forward:
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
         with no_function_modes(), torch.no_grad():
+            session.limits.results(flat)
             flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
             _sync_all(session, flat)
     session.open_sizes.check()
@@ -227,6 +228,10 @@ def explained(error: Exception) -> Exception:
         return FallbackError("memory that an input had before set_ is written to")
     if str(error).startswith("Attempted to resize a view tensor to a larger size"):
         return FallbackError("an input or a view is resized to hold more elements")
+    if "on an invalid python storage" in str(error):
+        return FallbackError("the memory of a tensor is read or written through its storage")
+    if "because it has weakref associated with it" in str(error):
+        return FallbackError("two tensors are swapped")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)

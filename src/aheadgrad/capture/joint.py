@@ -122,7 +122,8 @@ class Joint:
                 given = [v for t in tangents if t is not None for v in values_of(t)]
                 session.values.meet(given)
                 known = [w for t in wrapped if t is not None for w in parts_of(t)]
-                writes = BackwardWrites(session, list(zip(given, known, strict=True)))
+                changeable = list(zip(given, known, strict=True))
+                writes = BackwardWrites(session, changeable, component, self.exits)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
                 seeds = [w for w in wrapped if w is not None]
                 outputs = [_root(self.exits[i].traced) for i in present]

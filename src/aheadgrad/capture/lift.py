@@ -20,6 +20,7 @@ from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.capture.recorder import LIFT_FRESH
 from aheadgrad.capture.refusals import (
     check_bounds,
     check_leaf_view,
@@ -51,7 +52,13 @@ _NEEDS_VALUE = {
     torch.Tensor.tolist: "Tensor.tolist()",
     torch.Tensor.__array__: "numpy conversion",
     torch.Tensor.data_ptr: "Tensor.data_ptr()",
+    torch.Tensor.__dlpack__: "DLPack",
+    torch.Tensor.__repr__: "printing a tensor",
+    torch.Tensor.apply_: "Tensor.apply_()",
+    torch.Tensor.map_: "Tensor.map_()",
+    torch.Tensor.map2_: "Tensor.map2_()",
 }
+_COPIES_MEMORY: set[Any] = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__}
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
 _FIELDS: Any = torch.Tensor
@@ -124,14 +131,16 @@ class Lift(TorchFunctionMode):
         if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
             with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
                 return self.__torch_function__(func, types, args, kwargs)
-        if self.session.recorder.asking:
-            return func(*args, **kwargs)  # a subclass' own code
+        if self.session.recorder.asking or func is LIFT_FRESH:
+            return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
         if func in _NEEDS_VALUE:
             return self._read(func, args, kwargs)
+        if func in _COPIES_MEMORY:
+            raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
@@ -236,7 +245,7 @@ class Lift(TorchFunctionMode):
             session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
         if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
-            session.limits.end_of_history(given)
+            session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
             session.layouts.settle(disguises.current(given))
             disguises.detach(given)

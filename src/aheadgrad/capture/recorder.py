@@ -37,13 +37,14 @@ from aheadgrad.torchlayer.distributed import is_hidden_collective, waiting_for
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
+from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 
 
@@ -76,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self.sameness = Sameness(trace)
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.users_code = False  # does the user's function run?
+        self.borrowed: set[Any] = set()  # storages of constants in memory of somebody else's
         self.plain = False  # inside a decomposition that is run without functionalization
 
     def __torch_dispatch__(
@@ -103,7 +105,7 @@ class Recorder(TorchDispatchMode):
                 return out
         if isinstance(func, HigherOrderOperator):
             args, out = with_graphs(self.mode, func, args, kwargs)
-        elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
+        elif func is LIFT_FRESH and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         elif func is zeros.MADE or self.zeros:
             func, args, kwargs, out = self._with_zeros(func, types, args, kwargs)
@@ -214,8 +216,17 @@ class Recorder(TorchDispatchMode):
         return False  # saves the import of Dynamo
 
     def _constant(self, value: Tensor) -> Any:
-        """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
-        out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
+        """`torch.tensor([1, 2])` inside the function: the value is part of the graph.
+
+        Old constructors, `torch.Tensor([1, 2])`, come here with function modes on: these would take the
+        real tensors that the fake mode works with for the user's.
+        """
+        if functional.is_wrapped(value):
+            raise FallbackError("a tensor of the function comes back as a new constant")
+        with no_function_modes():
+            out: Any = self.mode.dispatch(LIFT_FRESH, (), (value,), {})
+            if is_borrowed(value):
+                self.borrowed.add(functional.storage_key(out))
         self.trace.constant(value)
         self._add(_LIFT_FRESH_COPY, (value,), {}, out)
         return out

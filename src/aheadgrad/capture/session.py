@@ -37,6 +37,7 @@ from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
@@ -231,8 +232,12 @@ class Session:
             return self.wrap(real)
         known = self._by_real.get(id(real))
         if known is None:
+            if is_nowhere(real):
+                raise FallbackError("the memory of a tensor is handed to other code (DLPack, pointers)")
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
             known = self.enter(ClosedOver(str(number)), real)
+            if is_borrowed(real):
+                self.recorder.borrowed.add(functional.storage_key(known.value))
         elif isinstance(known.slot, UserInput):
             raise FallbackError(f"{known.slot.describe()} is also reached from outside the arguments")
         return known.seen

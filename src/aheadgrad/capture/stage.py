@@ -231,7 +231,7 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
         forward.session.recorder.ops.exact = False  # strides of gradients are nobody's promise
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
-        kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
+        kept = in_graph.kept_inside(forward.session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)

@@ -161,6 +161,13 @@ def storage_key(t: Tensor) -> Any:
     return int(t.untyped_storage()._cdata)
 
 
+def value_storages(t: Tensor) -> list[int]:
+    """The storages of the values that a traced tensor holds by now: those of what it was not written from."""
+    sync(t)
+    held = [torch._from_functional_tensor(w) for w in wrappers(t)]
+    return [int(value.untyped_storage()._cdata) for value in held if value.layout is torch.strided]
+
+
 def view_steps(t: Tensor) -> list[object]:
     """The view operations that lead from the storage's base to `t`, oldest first."""
     if is_foreign(t):

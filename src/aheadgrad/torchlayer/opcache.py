@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
-from aheadgrad.errors import NeedsNumbers
+from aheadgrad.errors import FallbackError, NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
@@ -111,6 +111,8 @@ class OpCache:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
             spec = self.specs.get(key, _MISSING)
         except (_Uncacheable, TypeError):
+            if any(type(a) is torch.UntypedStorage for a in args):
+                raise FallbackError("a tensor is made of a storage (set_, torch.Tensor(storage))") from None
             if func is _VIEW:
                 _check_view(*args)
             out = self.mode.dispatch(func, types, args, kwargs)
