@@ -6,7 +6,7 @@ exist and how they are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from aheadgrad.capture.any_size import for_any_size
 from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
@@ -24,6 +25,7 @@ from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import set_grad_enabled
 from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 
@@ -86,7 +88,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Any = None,
+        around: Callable[[], Any] = nullcontext,
         requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
         """Records a backward; raises what eager would raise in that backward.
@@ -94,12 +96,21 @@ class Joint:
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
         have a history of their own.
         """
+        return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+
+    def _record(
+        self,
+        component: Component,
+        pattern: Pattern,
+        around: Callable[[], Any],
+        requiring: tuple[bool, ...] | None,
+    ) -> Gradients:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
         leaves = [t.place for t in component.targets] + component.other_leaves
         try:
-            with session.running(), session.disguises.off(), around or nullcontext():
+            with session.running(), session.disguises.off(), around():
                 tangents, wrapped = self._tangents(component, pattern)
                 if requiring is not None:
                     set_grad_enabled(True)
@@ -181,13 +192,3 @@ def dense_order(t: Tensor) -> tuple[int, ...]:
 def order_of(stride: Any) -> tuple[int, ...]:
     strides = [size_hint(s) for s in stride]
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
-
-
-def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
-    """Strides without gaps for dimensions in this order in memory."""
-    strides: list[Any] = [1] * len(size)
-    step: Any = 1
-    for d in reversed(order):
-        strides[d] = step
-        step = step * size[d]
-    return tuple(strides)

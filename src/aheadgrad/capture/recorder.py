@@ -34,6 +34,7 @@ from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.opcache import OpCache
+from aheadgrad.torchlayer.stand_ins import StandIns
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 _DEVICE_OF = torch.ops.prim.device.default
@@ -65,6 +66,8 @@ class Recorder(TorchDispatchMode):
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.users_code = False  # does the user's function run?
         self.plain = False  # inside a decomposition that is run without functionalization
+        self.stand_ins: StandIns | None = None  # numbers that C++ was given for symbolic sizes
+        self.asked_by_torch = False  # may it be given some now?
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,6 +75,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_OF:
             return args[0].fake_device
+        if self.stand_ins is not None:
+            numbers = self.stand_ins.answer(func, args) if self.asked_by_torch else None
+            if numbers is not None:
+                return numbers
+            args = self.stand_ins.meaning(args)
+            kwargs = {k: self.stand_ins.meaning(v) for k, v in kwargs.items()}
         if self.plain and is_mutable(func):
             raise _Writes
         if func in self.decompositions:

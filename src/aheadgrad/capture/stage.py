@@ -202,7 +202,7 @@ class Captured:
         state: AutocastState | None,
         requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
-        return self.joint.record(component, pattern, autocast_as(state), requiring)
+        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
 
 
 def _gone(see: Any) -> Any:
