@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ SIZES = (5, 3, 8, 2, 11, 4, 6, 3, 17, 5, 9, 7, 12, 2, 30, 10, 1, *range(13, 26))
 
 def perceptron(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.SiLU()]
     return nn.Sequential(*layers[:-1])
 
