@@ -8,6 +8,7 @@ COUNT  ?= 5000
 AGAIN  ?= 2000
 SEED   ?= 0
 ORDER  ?= 1
+FRONTEND ?= trace
 JOBS   ?= 2
 BENCH  ?=
 
@@ -50,9 +51,9 @@ unit: $(STAMP)
 test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (minutes)
 	$(BIN)/python tests/ops/sweep.py --order $(ORDER)
 
-fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, JOBS, FUZZ)
+fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, FRONTEND, JOBS, FUZZ)
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \
-		--replay $(AGAIN) $(FUZZ)
+		--compiler $(FRONTEND) --replay $(AGAIN) $(FUZZ)
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)

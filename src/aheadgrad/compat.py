@@ -29,8 +29,8 @@ from torch import fx, nn
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
 from aheadgrad.errors import InvalidOption
 from aheadgrad.frontends.boxed import BoxedEntry, compile_flat
-from aheadgrad.frontends.compiled_module import CompiledModule
-from aheadgrad.frontends.entries import Compiled
+from aheadgrad.frontends.compiled_module import CompiledModule, original_of
+from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
@@ -82,7 +82,7 @@ def aot_function(
     signature's sake.
     """
     _only_functional(disable_functionalization)
-    return Compiled(
+    return TracedFunction(
         without_functionalize(fn),
         _options(
             _compilers(fw_compiler, bw_compiler, inference_compiler),
@@ -96,17 +96,19 @@ def aot_function(
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """As `aot_function`, for a module: its parameters and buffers come first among the primals."""
-    compiled: Compiled = aot_function(mod, *args, **kwargs)
-    return AOTModule(mod, compiled)
+    compiled: TracedFunction = aot_function(mod, *args, **kwargs)
+    made: Any = AOTModule(mod, compiled)
+    return made
 
 
 class AOTModule(CompiledModule):
     """A compiled module; `orig_module` is the module it was made from."""
 
+    __slots__ = ()
+
     @property
     def orig_module(self) -> nn.Module:
-        original: nn.Module = self.__dict__["_original"]
-        return original
+        return original_of(self)
 
 
 def aot_module_simplified(

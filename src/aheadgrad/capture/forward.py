@@ -116,8 +116,8 @@ def run(session: Session, call: Call) -> Forward:
                 raise
             raise told from error
         after = torch.is_grad_enabled()
-        if call.watched and session.handed.take_back(result):
-            raise FallbackError("the function leaves a tensor where we cannot leave one at each call")
+        if call.watched and session.handed.left_behind(result):
+            raise FallbackError("the function leaves a tensor somewhere, which a recording cannot repeat")
         with functional.outside():
             if set_inside or not torch.equal(generator, torch.get_rng_state()):
                 raise FallbackError("the random state is set inside the function")
