@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from aheadgrad.capture.any_size import for_any_size
 from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
@@ -22,6 +23,7 @@ from aheadgrad.capture.subclasses import expected_tangent, tangent_like
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
@@ -93,12 +95,16 @@ class Joint:
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
         have a history of their own.
         """
+
+        def attempt() -> Gradients:
+            return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+
         try:
-            return self._record(component, pattern, around, requiring)
+            return attempt()
         except DynamicOutputShapeException:
             if not self.session.follow_values():
                 raise
-        return self._record(component, pattern, around, requiring)
+        return attempt()
 
     def _record(
         self,
@@ -188,13 +194,3 @@ def dense_order(t: Tensor) -> tuple[int, ...]:
 def order_of(stride: Any) -> tuple[int, ...]:
     strides = [size_hint(s) for s in stride]
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
-
-
-def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
-    """Strides without gaps for dimensions in this order in memory."""
-    strides: list[Any] = [1] * len(size)
-    step: Any = 1
-    for d in reversed(order):
-        strides[d] = step
-        step = step * size[d]
-    return tuple(strides)

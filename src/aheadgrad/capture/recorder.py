@@ -39,6 +39,7 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTen
 from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
+from aheadgrad.torchlayer.stand_ins import StandIns
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import decides_sizes
 
@@ -79,6 +80,8 @@ class Recorder(TorchDispatchMode):
         self.users_code = False  # does the user's function run?
         self.borrowed: set[Any] = set()  # storages of constants in memory of somebody else's
         self.plain = False  # inside a decomposition that is run without functionalization
+        self.stand_ins: StandIns | None = None  # numbers that C++ was given for symbolic sizes
+        self.asked_by_torch = False  # may it be given some now?
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,6 +95,12 @@ class Recorder(TorchDispatchMode):
                 f"{func} exchanges tensors with other processes in place, which a recording does not see; "
                 'use functional collectives, or frontend="dynamo"'
             )
+        if self.stand_ins is not None:
+            numbers = self.stand_ins.answer(func, args) if self.asked_by_torch else None
+            if numbers is not None:
+                return numbers
+            args = self.stand_ins.meaning(args)
+            kwargs = {k: self.stand_ins.meaning(v) for k, v in kwargs.items()}
         if self.plain and is_mutable(func):
             raise _Writes
         if func in self.decompositions:

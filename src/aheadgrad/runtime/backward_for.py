@@ -9,7 +9,7 @@ from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Backend, compile_program
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.higher import Level
-from aheadgrad.capture.joint import dense_order, dense_strides
+from aheadgrad.capture.joint import dense_order
 from aheadgrad.conventions.subclasses import backward_of_wholes
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
@@ -20,6 +20,7 @@ from aheadgrad.runtime.by_values import attempt, looks_at_values
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import Kind, LaidOutBackward, Unusual, with_sizes
 from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import Form
 
 

@@ -20,7 +20,7 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.forward import explained
 from aheadgrad.capture.higher import Derivative, Level, differentiate
-from aheadgrad.capture.joint import dense_order, dense_strides
+from aheadgrad.capture.joint import dense_order
 from aheadgrad.errors import AheadgradError, HigherOrderError
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
@@ -35,6 +35,7 @@ from aheadgrad.torchlayer.assumptions import Sizes
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
 

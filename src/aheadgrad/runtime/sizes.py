@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.joint import dense_strides, order_of
+from aheadgrad.capture.joint import order_of
 from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
