@@ -10,24 +10,20 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from aheadgrad import pipeline
-from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, RecompileWarning
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, RecompileWarning, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import MISS, CompiledFunction, level_of_caller, runs_the_original
-from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names
+from aheadgrad.frontends.compiled import MISS, CompiledFunction, runs_the_original
+from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
-from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
-from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import is_view
@@ -101,7 +97,7 @@ class TracedFunction(CompiledFunction):
         return made.call(args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        return flatten(args, kwargs, _names(self._module.forward if self._module is not None else self._fn))
+        return flatten(args, kwargs, parameter_names(self._fn))
 
     def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         miss = misses.explain(self.name, [e.why for e in self.entries], args, kwargs)
@@ -120,7 +116,7 @@ class TracedFunction(CompiledFunction):
             f"uncompiled. What keeps changing: {changing}. Raise max_entries "
             f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
             RecompileWarning,
-            stacklevel=level_of_caller(),
+            stacklevel=stacklevel_of_user(),
         )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -135,7 +131,7 @@ class TracedFunction(CompiledFunction):
             self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
-        self.note_uncompiled(f"recording it raises {type(error).__name__}: {_first_line(error)}")
+        self.note_uncompiled(f"recording it raises {reason_of(error)}")
         return out
 
     def _try(
@@ -180,22 +176,13 @@ class TracedFunction(CompiledFunction):
         return made
 
 
-def _names(target: Any) -> list[str]:
-    names = parameter_names(target)
-    return names[1:] if hasattr(target, "__self__") and names else names
-
-
 def _is_traced(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or is_wrapped(value))
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
-
-
 def _why(error: AheadgradError) -> tuple[str, str]:
     """Why a call runs uncompiled, and the line of the user's if one is known."""
-    reason = getattr(error, "reason", None) or _first_line(error)
+    reason = reason_of(error)
     if isinstance(error, DataDependentError):
         reason = 'a tensor\'s value decides what to do; frontend="dynamo" compiles around such a line'
     lines = (line.removeprefix("  at ") for line in str(error).splitlines() if line.startswith("  at "))
@@ -221,17 +208,3 @@ def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any],
     outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), repr(autocast_state())
     kinds = tuple(map(type, args)), tuple((key, type(v)) for key, v in kwargs.items())
     return outside, getattr(fn, "training", None), kinds, tuple(map(look, leaves))
-
-
-def capture(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
-) -> Captured:
-    """Stops after the joint program."""
-    places = holders(fn) if isinstance(fn, nn.Module) else []
-    flat = flatten(args, kwargs, _names(fn.forward if isinstance(fn, nn.Module) else fn))
-
-    def around(see: Callable[[Any], Any]) -> Any:
-        return swapped(places, see) if places else nullcontext()
-
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], around)
-    return pipeline.run_capture(call, options, Journal())
