@@ -42,6 +42,13 @@ def same(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> 
     return compiled
 
 
+def same_by_default(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> Any:
+    """As `same`, with the default front end."""
+    compiled = default(fn)
+    assert_same(fn, compiled, make, **options)
+    return compiled
+
+
 def uncompiled(fn: Callable[..., Any], make: Callable[[], Inputs], reason: str, **options: Any) -> None:
     """Runs uncompiled, for this reason, and so as in eager in every scenario."""
     compiled = aheadgrad.compile(fn, frontend="trace")

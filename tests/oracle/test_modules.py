@@ -129,6 +129,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "half": (lambda: nn.Linear(3, 4, dtype=torch.bfloat16), (leaf(2, 3, dtype=torch.bfloat16),)),
 }
 
+READS_VALUES = ("batch norm without momentum",)  # a counter, in Python: tracing refuses that
+
 
 def fresh(args: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
     return [
@@ -144,7 +146,7 @@ def fresh(args: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", MODULES)
 def test_trains_as_in_eager(name: str) -> None:
     make, args = MODULES[name]
-    eager, compiled = same_module(make, fresh(args, 3))
+    eager, compiled = same_module(make, fresh(args, 3), compile=default if name in READS_VALUES else strict)
     eager.eval()
     compiled.eval()
     assert_equal(step(eager, *args), step(compiled, *args), "in eval mode")
@@ -501,7 +503,7 @@ def test_full_backward_hooks() -> None:
             module[1].register_full_backward_hook(lambda m, gi, go: (gi[0] * 2,))
             module.register_full_backward_hook(lambda m, gi, go: log.append(go[0].clone()))
 
-    same_module(make, fresh((leaf(2, 4),), 2), between=between)
+    same_module(make, fresh((leaf(2, 4),), 2), between=between, compile=default)
     assert len(seen[0]) == 2
     assert_equal(seen[0], seen[1])
 
