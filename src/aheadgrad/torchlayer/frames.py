@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ _AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 _REFUSALS = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)  # what fullgraph=True asks for
 _NOT_SHOWN = ("Hint:", "Developer debug context", "For more details", "User stack trace", "from user code")
 _NOT_OURS_TO_CATCH = (exc.ResumePrologueTracingError, exc.RecompileError)
+_PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
 class Teller(Protocol):
@@ -62,6 +64,7 @@ class _Frames:
         self._teller = weakref.ref(teller)
         self._fullgraph = fullgraph
         self._noted: _Noting | None = None
+        self._raised: Counter[CodeType] = Counter()
         convert = callback._torchdynamo_orig_backend
         if hasattr(convert, "_inner_convert"):
             self._noted = convert._inner_convert = _Noting(convert._inner_convert)
@@ -75,6 +78,10 @@ class _Frames:
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         except Exception as error:
             return self._failed(frame.f_code, error)
+        if self._noted is not None and is_users_error(self._noted.raised):
+            self._raised[frame.f_code] += 1
+            if self._raised[frame.f_code] <= _PATIENCE:  # Dynamo would leave the frame alone for ever
+                return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=False)
         teller = self._teller()
         if teller is not None:
             for reason in graph_break_reasons[known:]:
@@ -94,7 +101,7 @@ class _Frames:
             teller.broke(where, f"all of {code.co_name} is left to eager: {_short(str(error))}")
 
     def _failed(self, code: CodeType, error: Exception) -> Any:
-        refused = self._fullgraph and isinstance(error, _REFUSALS)
+        refused = self._fullgraph and isinstance(error, _REFUSALS) and not is_users_error(error)
         teller = self._teller()
         if refused or teller is None or isinstance(error, _NOT_OURS_TO_CATCH):
             raise error
@@ -126,9 +133,10 @@ def compiled_by_dynamo(
     return made.forward if isinstance(fn, nn.Module) and made is not fn else made
 
 
-def is_users_error(error: Exception) -> bool:
-    """May eager raise here, too? An op has failed in Dynamo's hands."""
-    return isinstance(error, exc.TorchRuntimeError | exc.ObservedException)
+def is_users_error(error: Exception | None) -> bool:
+    """May eager raise here, too? An op has failed in Dynamo's hands, or a line raises that nobody catches."""
+    seen = (error, None if error is None else error.__cause__)
+    return any(isinstance(e, exc.TorchRuntimeError | exc.ObservedException) for e in seen)
 
 
 def _place(stack: Any) -> str:
