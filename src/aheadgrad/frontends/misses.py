@@ -87,11 +87,15 @@ def explain_misses() -> Iterator[list[Miss]]:
         _listeners[:] = [x for x in _listeners if x is not found]
 
 
-def from_dynamo(function: str, text: str) -> Miss:
-    """One of Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
-    which, _, reason = text.partition(": ")
-    number = which.rpartition("/")[2]
-    return Miss(function, int(number) if number.isdigit() else 0, (Reason(reason or text),))
+def from_dynamo(function: str, texts: Sequence[str]) -> Miss:
+    """Dynamo's reasons, the latest entry first: `0/2: n == 1    # y = x * n  # model.py:19 in forward`."""
+    found = []
+    for text in texts:
+        which, _, reason = text.partition(": ")
+        number = which.rpartition("/")[2]
+        told = (reason or text).partition("  #")[0].strip()
+        found.append((int(number) if number.isdigit() else 0, Reason(told)))
+    return Miss(function, found[0][0], tuple(dict.fromkeys(reason for _, reason in found)))
 
 
 def someone_listens() -> bool:

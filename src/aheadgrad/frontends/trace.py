@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, RecompileWarning, reason_of
@@ -51,6 +52,8 @@ class TracedFunction(CompiledFunction):
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._fn(*args, **kwargs)
         for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
