@@ -185,6 +185,8 @@ def compile_graph(
     try:
         entry = compile_flat(gm, leaves, options, invoke)
     except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        if whose is not None and not isinstance(error, AheadgradError):
+            raise  # perhaps a line of the user's is wrong: the frame runs in eager, which shows it
         if options.fallback == "error":
             raise error if isinstance(error, AheadgradError) else FallbackError(reason_of(error)) from error
         return _uncompiled(gm, reason_of(error), whose)
