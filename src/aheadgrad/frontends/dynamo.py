@@ -134,8 +134,8 @@ class DynamoFunction(CompiledFunction):
         if found not in self.breaks:
             self.breaks.append(found)
 
-    def missed(self, function: str, reason: str) -> None:
-        self.misses.append(misses.from_dynamo(function, reason))
+    def missed(self, function: str, reasons: list[str]) -> None:
+        self.misses.append(misses.from_dynamo(function, reasons))
         misses.tell(self.misses[-1])
 
     def full(self, reason: str) -> None:
