@@ -80,7 +80,7 @@ def explain_misses() -> Iterator[list[Miss]]:
 
 
 def from_dynamo(function: str, texts: Sequence[str]) -> Miss:
-    """Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation of a frame, and what failed."""
+    """Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
     number = texts[0].partition(": ")[0].rpartition("/")[2]
     reasons = dict.fromkeys(Reason(text.partition(": ")[2] or text) for text in texts)
     return Miss(function, int(number) if number.isdigit() else 0, tuple(reasons))
