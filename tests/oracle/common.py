@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import aheadgrad
 from aheadgrad.testing import Inputs, assert_same
@@ -140,3 +140,26 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def plays(play: Callable[[Any], Any], *, uncompiled: bool = False, **options: Any) -> list[Any]:
+    """What a play does with `compile` in its hands is what it does with nothing compiled.
+
+    It yields (or returns) what is compared. With no options this is the default front end, and something has
+    to be compiled of each function.
+    """
+    compiled = []
+
+    def compile_it(fn: Any) -> Any:
+        compiled.append(aheadgrad.compile(fn, **{"max_entries": 64, **options}))
+        return compiled[-1]
+
+    assert_equal(_seen(play(lambda fn: fn)), _seen(play(compile_it)))
+    assert uncompiled or all(fast.entries for fast in compiled)
+    return compiled
+
+
+def _seen(results: Any) -> list[Any]:
+    """Everything that a play gave, as it was at that time."""
+    kept = [results] if not isinstance(results, Iterator) else results
+    return [tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, v) for v in kept]
