@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,7 +97,7 @@ class Making:
 
     def _around(self, see: Callable[[Any], Any]) -> Any:
         self.originals = {id(see(h.get())): h.get() for h in self.state.holders}
-        return swapped(self.state.holders, see) if self.state.holders else nullcontext()
+        return swapped(self.state.holders, see)
 
     def _observed(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function; afterwards, what it changed in the state and in its arguments."""
