@@ -163,3 +163,21 @@ def _seen(results: Any) -> list[Any]:
     """Everything that a play gave, as it was at that time."""
     kept = [results] if not isinstance(results, Iterator) else results
     return [tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, v) for v in kept]
+
+
+def agree(fn: Callable[..., Any], compiled: Any, *args: Any, **kwargs: Any) -> None:
+    """Values and gradients of one more call."""
+    given = [a for a in [*args, *kwargs.values()] if isinstance(a, Tensor) and a.requires_grad and a.is_leaf]
+    found = []
+    for run in (fn, compiled):
+        for t in given:
+            t.grad = None
+        torch.manual_seed(0)
+        out = run(*args, **kwargs)
+        first = out[0] if isinstance(out, tuple) else out
+        if isinstance(first, Tensor) and first.requires_grad:
+            first.sum().backward()
+        flags = (first.requires_grad, first.stride(), first.is_inference(), first.device)
+        found.append((flags, out, [None if t.grad is None else t.grad.clone() for t in given]))
+    assert found[0][0] == found[1][0]
+    assert_equal(found[0][1:], found[1][1:])
