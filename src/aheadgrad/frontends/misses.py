@@ -79,11 +79,11 @@ def explain_misses() -> Iterator[list[Miss]]:
         _listeners[:] = [x for x in _listeners if x is not found]
 
 
-def from_dynamo(function: str, text: str) -> Miss:
-    """One of Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
-    which, _, reason = text.partition(": ")
-    number = which.rpartition("/")[2]
-    return Miss(function, int(number) if number.isdigit() else 0, (Reason(reason or text),))
+def from_dynamo(function: str, texts: Sequence[str]) -> Miss:
+    """Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
+    number = texts[0].partition(": ")[0].rpartition("/")[2]
+    reasons = dict.fromkeys(Reason(text.partition(": ")[2] or text) for text in texts)
+    return Miss(function, int(number) if number.isdigit() else 0, tuple(reasons))
 
 
 def someone_listens() -> bool:

@@ -33,7 +33,7 @@ class Teller(Protocol):
 
     def broke(self, where: str, reason: str) -> None: ...
     def full(self, reason: str) -> None: ...
-    def missed(self, function: str, reason: str) -> None: ...
+    def missed(self, function: str, reasons: list[str]) -> None: ...
     def failed(self, code: CodeType, error: Exception) -> bool: ...
 
 
@@ -57,10 +57,11 @@ class _Noting:
 
 
 class _Frames:
-    def __init__(self, callback: Any, teller: Teller, *, fullgraph: bool) -> None:
+    def __init__(self, callback: Any, teller: Teller, reasons: list[str], *, fullgraph: bool) -> None:
         self._torchdynamo_orig_backend = callback  # Dynamo finds the backend by following this name
         self._teller = weakref.ref(teller)
         self._fullgraph = fullgraph
+        self._reasons = reasons  # why what was compiled before does not fit the frame at hand
         self._noted: _Noting | None = None
         convert = callback._torchdynamo_orig_backend
         if hasattr(convert, "_inner_convert"):
@@ -68,6 +69,7 @@ class _Frames:
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         known = len(graph_break_reasons)
+        self._reasons.clear()
         if self._noted is not None:
             self._noted.raised = None
         try:
@@ -79,6 +81,8 @@ class _Frames:
         if teller is not None:
             for reason in graph_break_reasons[known:]:
                 teller.broke(_place(reason.user_stack), _short(reason.reason))
+            if self._reasons:
+                teller.missed(frame.f_code.co_name, list(self._reasons))
             self._tell_skipped(teller, frame.f_code)
         return result
 
@@ -109,19 +113,17 @@ def compiled_by_dynamo(
     fn: Any, backend: Callable[..., Any], teller: Teller, *, fullgraph: bool, dynamic: bool | None, limit: int
 ) -> Callable[..., Any]:
     """What calls `fn` through Dynamo; at most `limit` times compiled where Dynamo can count by itself."""
-    told = weakref.ref(teller)
+    reasons: list[str] = []
 
     def missed(failure: Any) -> None:
-        known = told()
-        if known is not None:
-            known.missed(failure.orig_code.co_name, _short(failure.reason))
+        reasons.append(_short(failure.reason))
 
     options: dict[str, Any] = {"nopython": fullgraph, "dynamic": dynamic, "guard_fail_fn": missed}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options.update(recompile_limit=limit, isolate_recompiles=True)
     context: Any = torch._dynamo.optimize(backend, **options)
     if hasattr(context, "callback"):  # not where Dynamo is switched off
-        context.callback = _Frames(context.callback, teller, fullgraph=fullgraph)
+        context.callback = _Frames(context.callback, teller, reasons, fullgraph=fullgraph)
     made = context(fn)
     return made.forward if isinstance(fn, nn.Module) and made is not fn else made
 
