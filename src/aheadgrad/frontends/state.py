@@ -11,6 +11,7 @@ reads is a constant of the recording.
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,9 @@ from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KEPT_BY_TORCH = vars(nn.Module()).keys() - {*TABLES, *HOOKS, "training"}
+_READS, _SETS = ("LOAD_GLOBAL", "LOAD_NAME"), ("STORE_GLOBAL", "DELETE_GLOBAL")
 _CAN_CHANGE = (list, dict, set, deque, bytearray)
-_ABSENT = object()
+ABSENT = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +49,13 @@ class Place:
             try:
                 return self.holder.cell_contents
             except ValueError:
-                return _ABSENT
-        return self.holder.get(self.key, _ABSENT)
+                return ABSENT
+        return self.holder.get(self.key, ABSENT)
 
     def put(self, value: Any) -> None:
         if isinstance(self.holder, CellType):
             self.holder.cell_contents = value
-        elif value is _ABSENT:
+        elif value is ABSENT:
             self.holder.pop(self.key, None)
         else:
             self.holder[self.key] = value
@@ -130,8 +132,7 @@ class State:
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
             self.names += [Place(cell, None, name) for name, cell in cells]
-            named = (name for name in _names_in(fn.__code__) if name in fn.__globals__)
-            self.names += [Place(fn.__globals__, name, name) for name in named]
+            self.names += [Place(fn.__globals__, n, n) for n in _globals_of(fn, fn.__code__)]
             for place in self.names:
                 self._tree(place.get(), place.path)
             if hasattr(fn, "__wrapped__"):
@@ -187,7 +188,7 @@ class State:
             for key in [k for k in table if k not in before]:
                 del table[key]
             for key, value in before.items():
-                if table.get(key, _ABSENT) is not value:
+                if table.get(key, ABSENT) is not value:
                     table[key] = value
         for place, value in self._values:
             if place.get() is not value:
@@ -206,12 +207,15 @@ def changed(path: str) -> FallbackError:
     return error
 
 
-def _names_in(code: CodeType) -> list[str]:
-    """The names that a function's own code (and what is defined inside it) mentions."""
-    found = dict.fromkeys(code.co_names)
+def _globals_of(fn: FunctionType, code: CodeType) -> list[str]:
+    """The globals that a function's own code (and what is defined inside it) reads or sets."""
+    found = {}
+    for step in dis.get_instructions(code):
+        if step.opname in _SETS or (step.opname in _READS and step.argval in fn.__globals__):
+            found[step.argval] = None
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found.update(dict.fromkeys(_names_in(const)))
+            found.update(dict.fromkeys(_globals_of(fn, const)))
     return list(found)
 
 
