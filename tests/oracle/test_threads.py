@@ -34,10 +34,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_many_threads_make_the_first_call() -> None:
-    calls = []
-
     def fn(x: Tensor) -> Tensor:
-        calls.append(1)
         return (x * 2).sin().sum()
 
     compiled = strict(fn)
@@ -49,7 +46,6 @@ def test_many_threads_make_the_first_call() -> None:
 
     in_threads(12, work)
     assert len(compiled.entries) == 1
-    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("dynamic", [None, False, True])
