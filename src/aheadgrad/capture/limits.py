@@ -74,10 +74,10 @@ class Limits:
 
     def results(self, outputs: list[Any]) -> None:
         """Before results are handed out."""
-        for t in outputs if self._parted else ():
-            if isinstance(t, Tensor) and t.requires_grad and functional.storage_key(t) in self._parted:
-                if not self.session.is_input(t):
-                    raise FallbackError("a view is returned of an input that stopped requiring grad since")
+        tracked = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad] if self._parted else []
+        for t in tracked:
+            if functional.storage_key(t) in self._parted and not self.session.is_input(t):
+                raise FallbackError("a view is returned of an input that stopped requiring grad since")
 
     def _check_parted(self, t: Tensor) -> None:
         if self._parted and functional.storage_key(t) in self._parted:

@@ -5,7 +5,8 @@ real or fake, with symbolic sizes among them. The module's own parameters and bu
 inputs before those; their current values are read at each call.
 
 Dynamo's guards know nothing of memory: which inputs share it, and where in it they lie. Where an
-entry depends on that, it checks, and compiles another one for a call that does not fit.
+entry depends on that, it checks, and compiles another one for a call that does not fit. For callers without
+guards it also checks which inputs are the same tensor, and which require grad.
 """
 
 from __future__ import annotations
@@ -55,11 +56,13 @@ def compile_flat(
     options: Options,
     invoke: Callable[..., Any] | None = None,
     *,
+    guarded: bool = True,
     spare: int = _SPARE,
 ) -> BoxedEntry:
     """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call.
 
-    `spare` tells how many further entries may be made for calls with other uses of memory.
+    `guarded`: the caller checks what inputs are; memory is checked here. `spare` tells how many further
+    entries may be made for calls that do not fit.
     """
     places = modules.holders(module)
     fn = invoke or module
@@ -68,9 +71,9 @@ def compile_flat(
     if spare and not entry.captured.has_symbols:
 
         def again(*new: Any) -> BoxedEntry:
-            return compile_flat(module, new, options, invoke, spare=spare - 1)
+            return compile_flat(module, new, options, invoke, guarded=guarded, spare=spare - 1)
 
-    return _Runner(entry, places, args, _otherwise(fn, again)).write()
+    return _Runner(entry, places, args, _otherwise(fn, again), guarded=guarded).write()
 
 
 def _otherwise(fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None) -> Callable[..., list[Any]]:
@@ -85,7 +88,7 @@ def _otherwise(fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None) 
             return made.run(list(args))
         if not warned:
             warned = True
-            reason = "inputs share memory in too many ways"
+            reason = "inputs share memory, are the same, or require grad, in too many ways"
             warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=4)
         return list(fn(*args))
 
@@ -124,7 +127,10 @@ class _Runner:
         places: list[modules.Holder],
         args: Sequence[Any],
         otherwise: Callable[..., list[Any]],
+        *,
+        guarded: bool,
     ) -> None:
+        self.guarded = guarded
         self.entry = entry
         self.args = args
         self.otherwise = otherwise
@@ -143,7 +149,7 @@ class _Runner:
         self._bases()
         tensors = [self._find(e.real) for e in self.session.entrances]
         members = [self._find(m.real) for m in self.session.members]
-        tests = self._tests(tensors, members)
+        tests = [*([] if self.guarded else self._kinds()), *self._tests(tensors, members)]
         if tests:
             with script.block(f"if not ({' and '.join(tests)}):"):
                 otherwise = script.names.name(self.otherwise, "otherwise")
@@ -156,6 +162,19 @@ class _Runner:
         if self.names:
             script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
+
+    def _kinds(self) -> list[str]:
+        """What must hold of the inputs themselves: which are one tensor, and which require grad."""
+        tests = []
+        for value, name in zip(self.args, self.names, strict=True):
+            if isinstance(value, Tensor):
+                known = self.where[id(value)]
+                tests.append(
+                    f"{name}.requires_grad is {value.requires_grad}"
+                    if known == name
+                    else f"{name} is {known}"
+                )
+        return tests
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""
