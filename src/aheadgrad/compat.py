@@ -28,8 +28,8 @@ from torch import fx, nn
 
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
 from aheadgrad.frontends.boxed import BoxedEntry, compile_flat
-from aheadgrad.frontends.compiled_module import CompiledModule
-from aheadgrad.frontends.entries import Compiled
+from aheadgrad.frontends.compiled_module import CompiledModule, original_of
+from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
@@ -81,7 +81,7 @@ def aot_function(
     `num_params_buffers`, `enable_log`, `disable_functionalization` (the graphs are functional all the
     same) and `_disable_torch_fn_metadata_mode` are taken for the signature's sake.
     """
-    return Compiled(
+    return TracedFunction(
         without_functionalize(fn),
         _options(
             _compilers(fw_compiler, bw_compiler, inference_compiler),
@@ -95,17 +95,19 @@ def aot_function(
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """As `aot_function`, for a module: its parameters and buffers come first among the primals."""
-    compiled: Compiled = aot_function(mod, *args, **kwargs)
-    return AOTModule(mod, compiled)
+    compiled: TracedFunction = aot_function(mod, *args, **kwargs)
+    made: Any = AOTModule(mod, compiled)
+    return made
 
 
 class AOTModule(CompiledModule):
     """A compiled module; `orig_module` is the module it was made from."""
 
+    __slots__ = ()
+
     @property
     def orig_module(self) -> nn.Module:
-        original: nn.Module = self.__dict__["_original"]
-        return original
+        return original_of(self)
 
 
 def aot_module_simplified(

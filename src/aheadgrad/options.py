@@ -22,6 +22,7 @@ class Options:
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
+    fullgraph: bool = False
     backend: Any = "eager"
     partition: Any = "default"
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -34,6 +35,10 @@ class Options:
     max_entries: int = 8
 
     def __post_init__(self) -> None:
+        if self.frontend not in ("dynamo", "trace"):
+            raise InvalidOption(f'frontend={self.frontend!r}: choose "dynamo" or "trace".')
+        if self.fullgraph not in (True, False):
+            raise InvalidOption(f"fullgraph={self.fullgraph!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
         if callable(self.partition):

@@ -18,20 +18,23 @@ from aheadgrad.options import Options
 from aheadgrad.partition.stage import partition
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.stage import Entry, make_entry
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 def run_capture(call: Call, options: Options, journal: Journal) -> Captured:
     """From a call to its joint program."""
-    return capture_call(call, options, journal)
+    with RECORDING:
+        return capture_call(call, options, journal)
 
 
 def run(call: Call, options: Options) -> Entry:
     """From a call to a compiled entry."""
     journal = Journal()
-    captured = run_capture(call, options, journal)
-    with journal.stage("split"):
-        split = partition(captured, options)
-    with journal.stage("compile"):
-        compiled = compile_split(split, options)
-    with journal.stage("assemble"):
-        return make_entry(captured, split, compiled, options, journal)
+    with RECORDING:
+        captured = run_capture(call, options, journal)
+        with journal.stage("split"):
+            split = partition(captured, options)
+        with journal.stage("compile"):
+            compiled = compile_split(split, options)
+        with journal.stage("assemble"):
+            return make_entry(captured, split, compiled, options, journal)

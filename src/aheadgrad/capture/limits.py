@@ -74,9 +74,10 @@ class Limits:
 
     def results(self, outputs: list[Any]) -> None:
         """Before results are handed out."""
-        tracked = [t for t in outputs if isinstance(t, Tensor) and t.requires_grad] if self._parted else []
-        for t in tracked:
-            if functional.storage_key(t) in self._parted and not self.session.is_input(t):
+        for t in outputs if self._parted else ():
+            if not isinstance(t, Tensor) or not t.requires_grad or self.session.is_input(t):
+                continue
+            if functional.storage_key(t) in self._parted:
                 raise FallbackError("a view is returned of an input that stopped requiring grad since")
 
     def _check_parted(self, t: Tensor) -> None:
@@ -137,6 +138,13 @@ class Limits:
         if real is not None and functional.has_data_mutation(t):
             raise FallbackError("set_ is called on an input that was written to")
         self._moved.add(id(t))
+
+    def wrapper(self, name: str) -> None:
+        """Before a wrapper that talks to other processes around each call of its module."""
+        raise FallbackError(
+            f"{name} talks to other processes before and after each call of its module; "
+            'compile what runs inside it, or use frontend="dynamo"'
+        )
 
 
 def _is_leaf(t: Tensor) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aheadgrad.torchlayer.symbols import typical
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -13,6 +15,18 @@ class Geometry:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
+
+    @property
+    def typical(self) -> Geometry:
+        """With numbers in place of sizes that values decide: for questions to it."""
+        return Geometry(
+            tuple(map(typical, self.size)), tuple(map(typical, self.stride)), typical(self.offset)
+        )
+
+    @property
+    def repeats(self) -> bool:
+        """Does one element stand for several?"""
+        return any(s == 0 and n > 1 for s, n in zip(self.typical.stride, self.typical.size, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,161 @@
-"""The backend for `torch.compile`, on the same walk; Dynamo's guards stand in for ours.
+"""The default front end: Dynamo understands the Python, our backend compiles the graphs it finds.
 
+    fast = aheadgrad.compile(model)
     torch.compile(model, backend="aheadgrad", options={"backend": "eager"})
 
-Dynamo hands over a graph of torch calls and fake inputs (sizes that change are symbols, and come
-as inputs of their own). The graph is run once by an interpreter, so that each recorded op knows
-the user's line and module that it came from.
+Both take the same walk; Dynamo's guards stand in for ours. Dynamo hands over a graph of torch calls and fake
+inputs (sizes that change are symbols, and come as inputs of their own). The graph is run once by an
+interpreter, so that each recorded op knows the user's line and module that it came from.
+
+What cannot be compiled runs as it is, and `.fallbacks` says so: a graph that our recording refuses, a frame
+that Dynamo fails on. Such a frame runs in eager, so an error in a line of the user's is raised there as
+always; only if eager has nothing against it is the frame counted, and left alone from then on.
 """
 
 from __future__ import annotations
 
+import logging
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from threading import get_ident
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx
+from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import (
+    AheadgradError,
+    FallbackError,
+    FallbackWarning,
+    InvalidOption,
+    RecompileWarning,
+    reason_of,
+)
+from aheadgrad.frontends import misses
 from aheadgrad.frontends.boxed import compile_flat
+from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_original
 from aheadgrad.options import Options
+from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.frames import compiled_by_dynamo, is_users_error
 from aheadgrad.torchlayer.fxmeta import preserved_node_meta
 
-_NAMES = [f.name for f in fields(Options) if f.name not in ("frontend", "dynamic", "max_entries")]
+_NAMES = [
+    f.name for f in fields(Options) if f.name not in ("frontend", "fullgraph", "dynamic", "max_entries")
+]
+_LOG = logging.getLogger("aheadgrad.dynamo")
+
+
+@dataclass(eq=False, repr=False)
+class GraphEntry(Described):
+    """One graph of Dynamo's, compiled."""
+
+    name: str
+    entry: Entry
+    source: str
+
+
+@dataclass(frozen=True)
+class Break:
+    """A place where Dynamo split the function."""
+
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+class DynamoFunction(CompiledFunction):
+    """A function whose Python Dynamo understands."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        super().__init__(fn, options)
+        self._hopeless: set[CodeType] = set()
+        self._failed: list[tuple[int, CodeType, Exception]] = []  # in calls that are under way, by thread
+        self._run = compiled_by_dynamo(
+            fn,
+            _backend(self, options),
+            self,
+            fullgraph=options.fullgraph,
+            dynamic=options.dynamic,
+            limit=options.max_entries,
+        )
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or runs_the_original():
+            return self._fn(*args, **kwargs)
+        try:
+            out = self._run(*args, **kwargs)
+        except BaseException:
+            self._take_failed()
+            raise
+        if self._failed:
+            self._tell_failed()
+        return out
+
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self(*args, **kwargs)
+
+    def failed(self, code: CodeType, error: Exception) -> bool:
+        """Dynamo could not compile a frame, which now runs as it is. Should it always from now on?"""
+        _LOG.info("%s is not compiled", code.co_name, exc_info=error)
+        if code not in self._hopeless:
+            self._failed.append((get_ident(), code, error))
+        return code in self._hopeless
+
+    def _take_failed(self) -> list[tuple[CodeType, Exception]]:
+        """What failed in this thread's call, which is over."""
+        mine = [found for found in self._failed if found[0] == get_ident()]
+        self._failed = [found for found in self._failed if found[0] != get_ident()]
+        return [(code, error) for _, code, error in mine]
+
+    def _tell_failed(self) -> None:
+        """After the call: eager had nothing against what Dynamo failed on."""
+        for code, error in self._take_failed():
+            self._hopeless.add(code)
+            text = str(error).strip().splitlines()
+            what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+            way_out = "" if is_users_error(error) else '; frontend="trace" may be able to compile it'
+            where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
+            self.note_uncompiled(f"Dynamo fails on {code.co_name} ({what}){way_out}", where)
+
+    def broke(self, where: str, reason: str) -> None:
+        found = Break(where, reason)
+        if found not in self.breaks:
+            self.breaks.append(found)
+
+    def missed(self, function: str, reason: str) -> None:
+        self.misses.append(misses.from_dynamo(function, reason))
+        misses.tell(self.misses[-1])
+
+    def full(self, reason: str) -> None:
+        reason = "the limit of entries is reached"
+        if self.options.fallback == "error":
+            raise FallbackError(reason)
+        if self.fallbacks.count(reason):
+            changing = "; ".join(dict.fromkeys(str(r) for m in self.misses[-3:] for r in m.reasons))
+            text = (
+                f"{self.name} was compiled {self.options.max_entries} times for different calls; further "
+                f"ones run uncompiled. Raise max_entries, or keep the same what changes: {changing}."
+            )
+            warnings.warn(text, RecompileWarning, stacklevel=stacklevel_of_user())
+
+
+def _backend(whose: DynamoFunction, options: Options) -> Callable[..., Any]:
+    """Compiles the graphs of one function; Dynamo keeps backends for ever, so not the function itself."""
+    known = weakref.ref(whose)
+
+    def aheadgrad(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(gm, example_inputs, options, known())
+
+    return aheadgrad
 
 
 def backend(
@@ -34,11 +165,14 @@ def backend(
     options: dict[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compiles one graph of Dynamo's. `options` are those of `aheadgrad.compile`."""
-    return compile_graph(gm, example_inputs, _options(options or {}, mode))
+    """The backend of `torch.compile`: compiles one graph. `options` are those of `aheadgrad.compile`."""
+    return compile_graph(gm, example_inputs, _options(options or {}, mode), None)
 
 
-def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], chosen: Options) -> Callable[..., Any]:
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, whose: DynamoFunction | None
+) -> Callable[..., Any]:
+    """One graph of Dynamo's compiled, or itself where that cannot be."""
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
     interpreter = fx.Interpreter(gm)
@@ -49,19 +183,46 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], chosen: Opt
             return interpreter.run(*args)
 
     try:
-        entry = compile_flat(gm, leaves, chosen, invoke)
-    except FallbackError as error:
-        return _uncompiled(gm, error, chosen)
+        entry = compile_flat(gm, leaves, options, invoke)
+    except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        if options.fallback == "error":
+            raise error if isinstance(error, AheadgradError) else FallbackError(reason_of(error)) from error
+        return _uncompiled(gm, reason_of(error), whose)
+    if whose is not None:
+        source = entry.source + "\n\n" + entry.entry.source
+        whose.entries.append(GraphEntry(_place(gm) or whose.name, entry.entry, source))
     if flat:
         return entry.call
     return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
 
 
-def _uncompiled(gm: fx.GraphModule, error: FallbackError, options: Options) -> Callable[..., Any]:
-    if options.fallback == "error":
-        raise error
-    warnings.warn(f"aheadgrad runs this graph uncompiled: {error.reason}.", FallbackWarning, stacklevel=3)
-    return torch.compiler.disable(gm.forward)
+def _uncompiled(gm: fx.GraphModule, reason: str, whose: DynamoFunction | None) -> Callable[..., Any]:
+    """The graph itself; each run of it is counted, where somebody counts."""
+    where = _place(gm)
+    if whose is None:
+        text = f"aheadgrad runs this graph uncompiled: {reason}{f' ({where})' if where else ''}."
+        warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
+        return torch.compiler.disable(gm.forward)
+    known = weakref.ref(whose)
+
+    def run(*args: Any) -> Any:
+        told = known()
+        if told is not None:
+            told.note_uncompiled(reason, where)
+        return gm.forward(*args)
+
+    return torch.compiler.disable(run)
+
+
+def _place(gm: fx.GraphModule) -> str:
+    """Where a graph begins: the innermost line of the user's behind its first op."""
+    for node in gm.graph.nodes:
+        trace = node.meta.get("stack_trace") if node.op.startswith("call") else None
+        if trace:
+            lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+            file, line, function = (lines[-1].split(", ") + ["", ""])[:3]
+            return f"{file[6:-1]}:{line.removeprefix('line ')}, {function}".rstrip(", ")
+    return ""
 
 
 def _options(given: dict[str, Any], mode: str | None) -> Options:

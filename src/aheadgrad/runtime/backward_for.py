@@ -9,16 +9,18 @@ from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Backend, compile_program
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.higher import Level
-from aheadgrad.capture.joint import dense_order, dense_strides
+from aheadgrad.capture.joint import dense_order
 from aheadgrad.conventions.subclasses import backward_of_wholes
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.by_sizes import record
+from aheadgrad.runtime.by_values import attempt, looks_at_values
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.sizes import Kind, LaidOutBackward, Unusual, with_sizes
 from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import Form
 
 
@@ -40,12 +42,21 @@ def _backward_by(
         by = by_subclasses or (not level.session.veiled and any(isinstance(p, Form) for p in pattern))
         return _make(level, component, saved, known, pattern, state, backend, used, by_subclasses=by)
 
+    traced = [level.joint.exits[i].traced for i in component.exits]
     if not lays_out(level):
-        backward = Backward(expected, known, make, level.fixed_autocast, level.session.lock)
+
+        def make_any(pattern: Any, state: AutocastState | None) -> Any:
+            tangents = [t for t, layout in zip(traced, pattern, strict=True) if layout is not None]
+            shapes = [*at_hand(saved), *tangents]
+
+            def at_once(sizes: Any = None) -> Any:
+                return make(pattern, state)
+
+            return attempt(level, shapes, len(tangents), at_once, at_once)
+
+        backward = Backward(expected, known, make_any, level.fixed_autocast, level.session.lock)
         backward.used = used
         return backward
-
-    traced = [level.joint.exits[i].traced for i in component.exits]
 
     def make_for(kinds: tuple[Kind, ...], state: AutocastState | None) -> Any:
         by = not level.session.veiled and any(isinstance(kind, Unusual) for kind in kinds)
@@ -53,7 +64,7 @@ def _backward_by(
         pattern = tuple(p if kind else None for p, kind in zip(pattern, kinds, strict=True))
         tangents = [t for t, kind in zip(traced, kinds, strict=True) if kind]
         make_it = partial(make, pattern, state, by_subclasses=by)
-        return record(level, [*at_hand(saved), *tangents], lambda sizes: make_it())
+        return record(level, [*at_hand(saved), *tangents], len(tangents), lambda sizes: make_it())
 
     orders = tuple(
         e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
@@ -101,6 +112,8 @@ def _make(
     try:
         gradients = level.record(component, pattern, state)
     except Exception as error:
+        if looks_at_values(error):
+            raise
         return Failure(error)
     options = level.options
     try:

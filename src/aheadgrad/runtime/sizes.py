@@ -1,6 +1,7 @@
 """Symbolic sizes at run time: numbers in generated code, and tangents of any size.
 
-Generated code reads each symbol off an input before anything else happens to the inputs:
+Generated code reads each symbol off an input before anything else happens to the inputs (or gets it from the
+forward, if values decide):
 
     s0 = p1.size(0)
     ...
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.joint import dense_strides, order_of
-from aheadgrad.errors import CaptureError
+from aheadgrad.capture.joint import order_of
+from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
@@ -71,7 +73,9 @@ def _is_dense(part: Any) -> bool:
 class SizeTexts:
     """Source text for symbolic numbers in the entry function, and the lines it needs at its start."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, results: dict[Any, str]) -> None:
+        """`results`: where the forward gives sizes that values decide."""
+        self.results = results
         self.sources: dict[Any, str] = {}
         self.lines: dict[str, str] = {}
         entrances = captured.session.entrances
@@ -99,8 +103,10 @@ class SizeTexts:
             self.lines.setdefault(name, f"{name} = {self.sources[expr]}")
             return name
         for symbol in expr.free_symbols:
+            if symbol in self.results:
+                continue
             if symbol not in self.sources:
-                raise CaptureError(f"No input provides the size {symbol}, which an output needs.")
+                raise FallbackError(f"no input provides the size {symbol}, which an output needs")
             self.lines.setdefault(str(symbol), f"{symbol} = {self.sources[symbol]}")
         return f"({python_text(expr)})"
 
