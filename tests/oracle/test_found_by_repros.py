@@ -364,3 +364,53 @@ def test_a_simplified_module_checks_which_inputs_are_the_same_and_require_grad(f
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert_equal(gradients(module, given), gradients(compiled, given), given)
+
+
+# -- inputs that lie deep in their memory --------------------------------------------------------------------
+
+
+def _change_then(rest: Callable[[Tensor], Any]) -> Apply:
+    def fn(x: Tensor) -> Any:
+        x.mul_(2)
+        return rest(x)
+
+    return fn
+
+
+_AFTERWARDS: dict[str, Apply] = {
+    "used": lambda x: x + 1,
+    "returned": lambda x: x,
+    "seen": lambda x: (x[1:], x.t(), x.view(-1)[:3]),
+    "addressed": lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1) + 1,
+    "addressed by a view": lambda x: x[1:].as_strided((2,), (1,), x.storage_offset()) + 1,
+    "offset": lambda x: x + x.storage_offset(),
+    "changed again": lambda x: x[:1].add_(1).sum() + x,
+    "written by address": lambda x: x.as_strided((2,), (1,), x.storage_offset()).mul_(3) * 2,
+}
+
+
+@pytest.mark.parametrize("rest", _AFTERWARDS.values(), ids=_AFTERWARDS.keys())
+def test_an_input_that_lies_deep_in_its_memory(rest: Apply) -> None:
+    def outcome(run: Apply) -> list[Any]:
+        memory = torch.arange(32.0)
+        given = memory[-6:].view(2, 3)
+        out = run(given)
+        outs = out if isinstance(out, tuple) else (out,)
+        found = [(t.clone(), t.stride(), t.storage_offset()) for t in outs]
+        for t in outs:
+            t.add_(1)  # seen in the memory, where they share it
+        return [*found, memory]
+
+    fn = _change_then(rest)
+    compiled = aheadgrad.compile(fn, frontend="trace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert_equal(outcome(fn), outcome(compiled))
+
+
+def test_no_room_is_made_for_what_lies_before_an_input() -> None:
+    fn = strict(_change_then(lambda x: x + 1))
+    given = torch.zeros(1000)[-4:]
+    fn(given)
+    assert "scatter" not in fn.source and "empty" not in fn.source
