@@ -34,6 +34,7 @@ from aheadgrad.errors import (
     FallbackError,
     FallbackWarning,
     InvalidOption,
+    InvalidProgram,
     RecompileWarning,
     reason_of,
 )
@@ -43,7 +44,6 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.frames import compiled_by_dynamo, is_users_error
 from aheadgrad.torchlayer.fxmeta import preserved_node_meta
 
 _NAMES = [
@@ -76,6 +76,8 @@ class DynamoFunction(CompiledFunction):
     """A function whose Python Dynamo understands."""
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        from aheadgrad.torchlayer.frames import compiled_by_dynamo  # loads Dynamo, which takes its time
+
         super().__init__(fn, options)
         self._hopeless: set[CodeType] = set()
         self._failed: list[tuple[int, CodeType, Exception]] = []  # in calls that are under way, by thread
@@ -118,10 +120,11 @@ class DynamoFunction(CompiledFunction):
 
     def _tell_failed(self) -> None:
         """After the call: eager had nothing against what Dynamo failed on."""
+        from aheadgrad.torchlayer.frames import is_users_error
+
         for code, error in self._take_failed():
             self._hopeless.add(code)
-            text = str(error).strip().splitlines()
-            what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+            what = reason_of(getattr(error, "inner_exception", error))
             way_out = "" if is_users_error(error) else '; frontend="trace" may be able to compile it'
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
             self.note_uncompiled(f"Dynamo fails on {code.co_name} ({what}){way_out}", where)
@@ -185,6 +188,9 @@ def compile_graph(
     try:
         entry = compile_flat(gm, leaves, options, invoke)
     except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        theirs = isinstance(error, InvalidProgram | InvalidOption)  # a partition function's mistake
+        if theirs or (whose is not None and not isinstance(error, AheadgradError)):
+            raise  # perhaps a line of the user's is wrong: the frame runs in eager, which shows it
         if options.fallback == "error":
             raise error if isinstance(error, AheadgradError) else FallbackError(reason_of(error)) from error
         return _uncompiled(gm, reason_of(error), whose)

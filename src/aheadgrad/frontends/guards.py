@@ -87,6 +87,7 @@ class GuardWriter:
         why.lines = [self._whys.get(i, line) for i, line in enumerate(self.script.lines)]
         self.script.lines += self._run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
+        del self.arguments  # each knows the other, and both know the caller's tensors
         return Guard(check.function("args, kwargs")[0], call, why.function("args, kwargs")[0], source)
 
     def unless(self, test: str, what: str, assumed: Any, now: str) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
@@ -72,8 +71,6 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        self.put_back()
-        rehearse(entry.captured)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
         guard = GuardWriter(arguments, entry, self.state, self.look).write()
@@ -121,6 +118,7 @@ class Making:
             raise FallbackError("the function draws random numbers of Python or numpy")
         known = [*self._objects(), *(v for _, v in self.look.containers), *self.flat.leaves]
         check_result(result, (args, kwargs), known)
+        self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result
 
 
