@@ -8,6 +8,7 @@ COUNT  ?= 5000
 AGAIN  ?= 2000
 SEED   ?= 0
 ORDER  ?= 1
+FRONTEND ?= trace
 JOBS   ?= 2
 BENCH  ?=
 
@@ -53,9 +54,9 @@ test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (
 test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
 
-fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, JOBS, FUZZ)
+fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, FRONTEND, JOBS, FUZZ)
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \
-		--replay $(AGAIN) $(FUZZ)
+		--compiler $(FRONTEND) --replay $(AGAIN) $(FUZZ)
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)

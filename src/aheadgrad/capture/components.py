@@ -286,7 +286,9 @@ def _beyond(component: Component) -> set[Any]:
     nodes: set[Any] = set()
     for end in ends:
         found = walk(end)
-        if any(id(leaf) in wanted for leaf in found.leaves) or any(e in found.edges for e in ends if e != end):
+        if any(id(leaf) in wanted for leaf in found.leaves) or any(
+            e in found.edges for e in ends if e != end
+        ):
             nodes |= found.nodes
     return nodes - component.nodes
 

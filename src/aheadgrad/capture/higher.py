@@ -105,7 +105,7 @@ class Derivative:
         state: AutocastState | None,
         requiring: tuple[bool, ...] | None = None,
     ) -> Gradients:
-        return self.joint.record(component, pattern, autocast_as(state), requiring)
+        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
 
     def passed_on(self, exit_number: int) -> Target | None:
         """The target that a gradient simply is: the tangent of `x + y`, for instance."""

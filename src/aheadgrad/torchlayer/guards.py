@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
-
 
 def tensor_guards(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = None) -> Any:
     """Its `check`, in C++, tells whether tensors look like these (and are all different objects).
