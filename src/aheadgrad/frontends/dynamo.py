@@ -34,6 +34,7 @@ from aheadgrad.errors import (
     FallbackError,
     FallbackWarning,
     InvalidOption,
+    InvalidProgram,
     RecompileWarning,
     reason_of,
 )
@@ -43,7 +44,6 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.frames import compiled_by_dynamo, is_users_error
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
 _NAMES = [
@@ -76,6 +76,8 @@ class DynamoFunction(CompiledFunction):
     """A function whose Python Dynamo understands."""
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        from aheadgrad.torchlayer.frames import compiled_by_dynamo  # loads Dynamo, which takes its time
+
         super().__init__(fn, options)
         self._hopeless: dict[CodeType, str] = {}  # why
         self._failed: list[tuple[int, CodeType, Exception]] = []  # in calls that are under way, by thread
@@ -106,7 +108,7 @@ class DynamoFunction(CompiledFunction):
     def failed(self, code: CodeType, error: Exception) -> None:
         """Dynamo could not compile a frame, which now runs as it is: eager shows whether a line is wrong."""
         _LOG.info("%s is not compiled", code.co_name, exc_info=error)
-        if self.options.fallback == "error" and not is_users_error(error):
+        if self.options.fallback == "error" and not _may_be_users(error):
             raise FallbackError(_why(code, error)) from error
         self._failed.append((get_ident(), code, error))
 
@@ -125,6 +127,7 @@ class DynamoFunction(CompiledFunction):
 
     def _tell_failed(self) -> None:
         """After the call: eager had nothing against what Dynamo failed on."""
+
         for code, error in self._take_failed():
             self._hopeless[code] = _why(code, error)
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
@@ -155,8 +158,15 @@ class DynamoFunction(CompiledFunction):
 
 def _why(code: CodeType, error: Exception) -> str:
     """Why a frame that Dynamo failed on runs uncompiled."""
-    way_out = "" if is_users_error(error) else '; frontend="trace" may be able to compile it'
-    return f"Dynamo fails on {code.co_name} ({reason_of(error)}){way_out}"
+    way_out = "" if _may_be_users(error) else '; frontend="trace" may be able to compile it'
+    what = reason_of(getattr(error, "inner_exception", error))
+    return f"Dynamo fails on {code.co_name} ({what}){way_out}"
+
+
+def _may_be_users(error: Exception) -> bool:
+    from aheadgrad.torchlayer.frames import is_users_error
+
+    return is_users_error(error)
 
 
 def _backend(whose: DynamoFunction, options: Options) -> Callable[..., Any]:
@@ -196,6 +206,9 @@ def compile_graph(
     try:
         entry = compile_flat(gm, leaves, options, invoke)
     except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        theirs = isinstance(error, InvalidProgram | InvalidOption)  # a partition function's mistake
+        if theirs or (whose is not None and not isinstance(error, AheadgradError)):
+            raise  # perhaps a line of the user's is wrong: the frame runs in eager, which shows it
         if options.fallback == "error":
             raise error if isinstance(error, AheadgradError) else FallbackError(reason_of(error)) from error
         return _uncompiled(gm, reason_of(error), whose)

@@ -7,7 +7,6 @@ What cannot be recorded runs uncompiled, with its reason.
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.capture.origins import stacklevel_of_user
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, RecompileWarning, reason_of
+from aheadgrad.errors import (
+    AheadgradError,
+    DataDependentError,
+    FallbackError,
+    InvalidOption,
+    InvalidProgram,
+    RecompileWarning,
+    reason_of,
+)
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
@@ -32,6 +39,7 @@ from aheadgrad.torchlayer.dispatch import default_devices
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
+from aheadgrad.torchlayer.lock import RECORDING
 
 _FULL = "the limit of entries is reached"
 _TOO_DEEP = "the arguments are nested too deeply to be recorded"
@@ -46,7 +54,6 @@ class TracedFunction(CompiledFunction):
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(fn, options)
         self._shapes = Shapes(options.dynamic)
-        self._lock = threading.RLock()
         self._full = False
         self._refused: dict[Any, Exception] = {}  # by what calls look like from afar
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
@@ -75,12 +82,12 @@ class TracedFunction(CompiledFunction):
                 self._explain(args, kwargs)
             return self._uncompiled(_FULL, args, kwargs)
         seen = _from_afar(args, kwargs, leaves, self._fn)
-        error = self._refused.get(seen)
-        if error is None and len(self._refused) >= self.options.max_entries:
-            error = FallbackError("calls of other kinds were refused too often")
-        if error is not None:
-            return self._refuse(error, args, kwargs)
-        with self._lock:
+        made: Any = self._refused.get(seen)
+        if made is None and len(self._refused) >= self.options.max_entries:
+            made = FallbackError("calls of other kinds were refused too often")
+        if made is not None:
+            return self._refuse(made, args, kwargs)
+        with RECORDING:  # another recording may have the module's parameters replaced for the moment
             for entry in self.entries:  # another thread may have compiled what this one needs
                 out = entry.call(args, kwargs)
                 if out is not MISS:
@@ -89,15 +96,15 @@ class TracedFunction(CompiledFunction):
             miss = self._explain(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
                 self._too_many(miss)
-                return self._fn(*args, **kwargs)
-            made = self._try(flat, args, kwargs, seen)
-            if isinstance(made, Exception):
-                return self._refuse(made, args, kwargs)
-            self.entries.append(made)
-            self.calls.append(made.call)
-            if miss is not None:
-                self.misses.append(miss)
-        return made.call(args, kwargs)
+            else:
+                made = self._try(flat, args, kwargs, seen)
+            if isinstance(made, Guarded):
+                self.entries.append(made)
+                self.calls.append(made.call)
+                if miss is not None:
+                    self.misses.append(miss)
+                return made.call(args, kwargs)
+        return self._fn(*args, **kwargs) if made is None else self._refuse(made, args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, parameter_names(self._fn))
@@ -128,8 +135,8 @@ class TracedFunction(CompiledFunction):
 
     def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs what could not be recorded in eager, which shows whether the function itself is at fault."""
-        if self.options.fallback == "error":
-            raise error
+        if self.options.fallback == "error" or isinstance(error, InvalidProgram | InvalidOption):
+            raise error.with_traceback(None)
         if isinstance(error, AheadgradError):
             self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)

@@ -181,7 +181,10 @@ def compiled_by_dynamo(
 def is_users_error(error: Exception | None) -> bool:
     """May eager raise here, too? An op has failed in Dynamo's hands, or a line raises that nobody catches."""
     seen = (error, None if error is None else error.__cause__)
-    return any(isinstance(e, exc.TorchRuntimeError | exc.ObservedException) for e in seen)
+    kinds = (
+        exc.TorchRuntimeError | exc.ObservedException | exc.BackendCompilerFailed
+    )  # ours raise as they are
+    return any(isinstance(e, kinds) for e in seen)
 
 
 def _place(stack: Any) -> str:
