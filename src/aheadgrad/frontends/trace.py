@@ -136,7 +136,7 @@ class TracedFunction(CompiledFunction):
     def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs what could not be recorded in eager, which shows whether the function itself is at fault."""
         if self.options.fallback == "error" or isinstance(error, InvalidProgram | InvalidOption):
-            raise error.with_traceback(None)
+            raise error.with_traceback(None) if isinstance(error, AheadgradError) else error
         if isinstance(error, AheadgradError):
             self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)
