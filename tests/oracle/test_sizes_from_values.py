@@ -229,7 +229,10 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "may be broadcast": lambda x, v, m, k: x[m] * v[:3],
     "sizes that have to agree": lambda x, v, m, k: x[m] + v[k < 9][: x[m].shape[0]][m[m]],
     "memory that may be shared": lambda x, v, m, k: (lambda y: (y, y.reshape(-1)))(x[m].t()),
-    "memory that may be written": lambda x, v, m, k: (lambda y: (y.contiguous().mul_(2), y.sin())[1])(x[m].t()),
+    "memory that may be written": lambda x, v, m, k: (lambda y: (y.contiguous().mul_(2), y.sin())[1])(
+        x[m].t()
+    ),
+    "strides of a copy": lambda x, v, m, k: x[m].t().contiguous().t() * 1,
     "strides": lambda x, v, m, k: torch.unique((x > 0).long(), dim=1).reshape(-1),
     "no such view": lambda x, v, m, k: m.nonzero().expand(-1, 2).view(-1),
 }
@@ -314,8 +317,8 @@ def test_capture_shows_the_size() -> None:
 # -- Dynamo, where it is set to capture such ops
 
 DYNAMO = [
-    "mask", "mean", "one mask twice", "two masks", "products", "nonzero", "where", "unique", "repeat_interleave",
-    "bincount", "put one value", "put values", "write columns", "views", "numbers", "mask of a mask",
+    "mask", "mean", "one mask twice", "two masks", "products", "nonzero", "where", "unique",
+    "repeat_interleave", "bincount", "put one value", "put values", "write columns", "views", "numbers", "mask of a mask",
 ]  # fmt: skip
 
 
@@ -340,16 +343,9 @@ def test_dynamos_assertions_are_kept() -> None:
             torch._dynamo.reset()
             compiled = torch.compile(fn, backend=backend, fullgraph=True)
             x, v = torch.ones(3), torch.tensor([1.0, 2.0, -1.0])
-            with pytest.warns(aheadgrad.errors.FallbackWarning) if backend == "aheadgrad" else _nothing():
-                assert compiled(x, v, torch.tensor([True, True, False])).shape == (2,)
+            assert compiled(x, v, torch.tensor([True, True, False])).shape == (2,)
             with pytest.raises(RuntimeError, match="Runtime assertion failed"):
                 compiled(x, v, torch.tensor([True, True, True]))
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 # -- programs made at random
@@ -370,7 +366,7 @@ STEPS: list[str] = [
     "z = z + y.sum(0)",
     "y = y.mul_(x[m].shape[0])",
     "y = torch.stack([y, y.cos()]).sum(0)",
-    "y = y.t().contiguous().t() * 1",
+    "z = z * y.t().contiguous().sum()",
     "y = y.index_select(0, torch.arange(y.shape[0]).flip(0))",
     "y = F.softmax(y, -1)",
     "y = torch.where(y > 0, y, -y)",
@@ -385,7 +381,9 @@ def program(seed: int) -> tuple[str, Callable[..., Any]]:
     for _ in range(choose.randint(2, 6)):
         step = choose.choice(STEPS)
         lines.append(step.format(a=choose.choice(("0.1", "-0.3")), i=choose.randint(0, 2)))
-    lines.append(f"return {choose.choice(('y, z', 'y.sum(), z', 'z', '(y ** 2).sum() * z', 'y, y.shape[0]'))}")
+    lines.append(
+        f"return {choose.choice(('y, z', 'y.sum(), z', 'z', '(y ** 2).sum() * z', 'y, y.shape[0]'))}"
+    )
     text = "def fn(x, v, m, k):\n    " + "\n    ".join(lines)
     scope: dict[str, Any] = {"torch": torch, "F": F}
     exec(text, scope)

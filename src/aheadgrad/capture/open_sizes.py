@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aheadgrad.capture.trace import Record
 from aheadgrad.errors import FallbackError
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.kernels import for_real
@@ -43,6 +43,7 @@ class OpenSizes:
         self.checked = 0  # how many records were
         self.demands = Demands(session.mode)
         self.copies: list[tuple[Tensor, Tensor]] = []  # what may share memory, for some sizes
+        self.clones: set[int] = set()  # ids of the values in which they were recorded
 
     def check(self) -> None:
         """After a run or a backward was recorded."""
@@ -84,17 +85,48 @@ class OpenSizes:
             return
         if not isinstance(out, Tensor) or not isinstance(given, Tensor) or out.dtype != given.dtype:
             return
-        copied = any(r.target is _CLONE and sizes_in(r.out) for r in made)
-        if copied and typical(out.numel()) == typical(given.numel()):
+        copies = [r for r in made if r.target is _CLONE and sizes_in(r.out)]
+        if copies and typical(out.numel()) == typical(given.numel()):
             self.copies.append((given, out))
+            self.clones.update(id(r.out) for r in copies)
 
     def check_memory(self, outputs: list[Any]) -> None:
         """A copy that eager does not make for some sizes must not be told from what it was copied from."""
-        leaving = {functional.storage_key(t) for t in outputs if isinstance(t, Tensor)}
+        tensors = [t for t in outputs if isinstance(t, Tensor)]
+        leaving = set(map(functional.storage_key, tensors))
         for pair in self.copies:
             keys = set(map(functional.storage_key, pair))
             if functional.storage_key(pair[1]) in leaving or keys & self.session.layouts.touched:
                 raise FallbackError("whether memory is shared depends on a size that values decide")
+        values = [functional.unwrap(t) for t in tensors]
+        for n in (0, 1) if self.copies else ():
+            try:
+                same = self._strides(values, n, copied=True) == self._strides(values, n, copied=False)
+            except Exception:  # there is no telling
+                same = False
+            if not same:
+                raise FallbackError("strides of a result depend on a size that values decide")
+
+    def _strides(self, values: list[Any], n: int, *, copied: bool) -> list[Any]:
+        """Of results, where sizes that values decide are `n`: with and without copies that eager may save."""
+        made: dict[int, Tensor] = {}
+        makers = {i for some in self.session.trace.numbers.values() for i in some}
+        try:
+            with for_real(), random.preserved():
+                for i, record in enumerate(self.session.trace.records):
+                    if not isinstance(record.target, OpOverload) or i in makers:
+                        continue
+                    if not any(id(t) in made or sizes_in(t) for t in record.tensors()):
+                        continue
+                    args, kwargs = sample((record.args, record.kwargs), "zeros", n, made)
+                    saved = id(record.out) in self.clones and not copied and args[0].is_contiguous()
+                    out = args[0] if saved else record.target(*args, **kwargs)
+                    several = isinstance(out, list | tuple)
+                    pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
+                    made.update((id(a), b) for a, b in pairs if isinstance(b, Tensor))
+        except RuntimeError:
+            return []  # eager raises, too
+        return [made[id(v)].stride() for v in values if id(v) in made]
 
 
 def _check_kernel(record: Record) -> None:

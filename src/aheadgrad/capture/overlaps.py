@@ -68,7 +68,11 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
                 raise FallbackError(_OPEN_ORDER)
             continue
         status = _overlap(written, other)
-        if status == "unknown" and geometry_of(written).typical != geometry_of(other).typical and _touch(written, other):
+        if (
+            status == "unknown"
+            and geometry_of(written).typical != geometry_of(other).typical
+            and _touch(written, other)
+        ):
             raise FallbackError(_OPEN_ORDER)
         if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
             raise RuntimeError(

@@ -38,8 +38,8 @@ from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
-from aheadgrad.torchlayer.unbacked import follow_values, follows_values
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
+from aheadgrad.torchlayer.unbacked import follow_values, follows_values
 
 
 class Session:

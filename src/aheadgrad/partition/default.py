@@ -54,7 +54,9 @@ def choose(
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     records = cutter.trace.records
-    as_numbers = {s for s, by in cutter.trace.numbers.items() if any(records[i].phase == "forward" for i in by)}
+    as_numbers = {
+        s for s, by in cutter.trace.numbers.items() if any(records[i].phase == "forward" for i in by)
+    }
     for g in gradients:
         walk_backward(cutter, g, in_forward, tangents, users, values, given=as_numbers)
     if any_order:
@@ -124,7 +126,9 @@ def walk_backward(
 def _showing(out: Any, symbol: Any) -> list[Tensor]:
     """The result of which the symbol is a size."""
     parts = out if isinstance(out, list | tuple) else (out,)
-    shows = [p for p in parts if isinstance(p, Tensor) and any(expression(n) == symbol for *_, n in places(p))]
+    shows = [
+        p for p in parts if isinstance(p, Tensor) and any(expression(n) == symbol for *_, n in places(p))
+    ]
     return shows[:1]
 
 

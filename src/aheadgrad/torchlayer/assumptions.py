@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.unbacked import set_aside
 
 Sizes = dict[Any, int]
 """Symbols, and the numbers that they stand for."""
@@ -44,6 +45,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     env = mode.shape_env
     assert env is not None
     before = _state(env)
+    set_aside(env, sizes)
     env.replacements.update({symbol: sympy.Integer(n) for symbol, n in sizes.items()})
     _changed(env)
     evaluate = env.evaluate_expr
@@ -55,6 +57,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
         try:
             yield
         finally:
+            set_aside(env, {})
             _restore(env, before)
 
 

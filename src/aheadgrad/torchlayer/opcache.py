@@ -17,8 +17,8 @@ from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
-from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
+from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
