@@ -256,6 +256,34 @@ def test_reading_a_value_is_still_an_error() -> None:
             compiled(torch.ones(3), torch.ones(3).bool())
 
 
+def _caught(x: Tensor, m: Tensor, ask: Callable[[Any], Any]) -> Tensor:
+    try:
+        n = ask(x[m])
+    except Exception:
+        n = 7
+    return x * n
+
+
+ASKED: dict[str, Callable[[Any], Any]] = {
+    "int": lambda y: int(y.shape[0]),
+    "comparison": lambda y: 3 if y.shape[0] > 2 else 4,
+    "len": len,
+    "text": lambda y: len(f"{y.shape[0]}"),
+    "rows": lambda y: sum(1 for _ in y),
+    "index": lambda y: [1, 2, 3, 4][y.shape[0]],
+    "value": lambda y: y.sum().item(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_refusal_that_the_function_catches_still_counts(name: str) -> None:
+    """Otherwise it would go on in the recording where in eager it has a number."""
+    compiled = strict(lambda x, m: _caught(x, m, ASKED[name]))
+    with pytest.raises((DataDependentError, FallbackError)):
+        compiled(torch.ones(3), torch.ones(3).bool())
+    assert not compiled.entries
+
+
 def test_nothing_is_guarded_on_such_a_size() -> None:
     compiled = strict(lambda x, m: x[m].view(-1, 2).sum(0))
     x = torch.arange(8.0)
@@ -366,7 +394,7 @@ STEPS: list[str] = [
     "z = z + y.sum(0)",
     "y = y.mul_(x[m].shape[0])",
     "y = torch.stack([y, y.cos()]).sum(0)",
-    "z = z * y.t().contiguous().sum()",
+    "z = z * (y * 1).t().contiguous().sum()",
     "y = y.index_select(0, torch.arange(y.shape[0]).flip(0))",
     "y = F.softmax(y, -1)",
     "y = torch.where(y > 0, y, -y)",

@@ -127,7 +127,7 @@ class Lift(TorchFunctionMode):
             if kwargs.get("generator") is not None:
                 self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
-            return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
+            return self._transformed(func, args, kwargs)
         if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
             func, args = torch.Tensor.resize_, (args[0], args[1].size())
         disguises = self.session.disguises
@@ -166,6 +166,7 @@ class Lift(TorchFunctionMode):
             return self._call(func, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
             if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                self.session.refused = error  # type: ignore[assignment]
                 raise
             self.session.trace.rewind(records)
             return self._explained_call(func, args, kwargs)
@@ -176,6 +177,15 @@ class Lift(TorchFunctionMode):
             if told is error:
                 raise
             raise told from error
+
+    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inside grad, vmap, ...: the tensors are wrappers around ours."""
+        try:
+            return func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if not self.session.follow_values():
+                raise
+        return func(*args, **kwargs)
 
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""

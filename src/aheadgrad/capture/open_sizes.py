@@ -9,6 +9,7 @@ shape is left to eager, and so is what would share other memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,12 +38,26 @@ _CLONE = torch.ops.aten.clone.default
 _COPIES = {"clone", "__deepcopy__", "__copy__"}
 
 
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """A copy that eager does not make for some sizes, and what had been written to by then."""
+
+    of: Tensor
+    made: Tensor
+    versions: tuple[int, ...]
+    touched: set[int]
+
+
+def _versions(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(map(functional.version_of, tensors))
+
+
 class OpenSizes:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.checked = 0  # how many records were
         self.demands = Demands(session.mode)
-        self.copies: list[tuple[Tensor, Tensor]] = []  # what may share memory, for some sizes
+        self.copies: list[_Copy] = []  # what may share memory, for some sizes
         self.clones: set[int] = set()  # ids of the values in which they were recorded
 
     def check(self) -> None:
@@ -51,12 +66,8 @@ class OpenSizes:
         new, self.checked = trace.records[self.checked :], len(trace.records)
         if not trace.numbers:
             return
-        unequal = self.demands.equalities()
-        if unequal:
-            raise FallbackError(f"a size that values decide has to be equal to another one: {unequal[0]}")
-        given = self.demands.replaced(trace.numbers)
-        if given:
-            raise FallbackError(f"a size that values decide can only be one: {given[0]}")
+        if self.demands.equalities() or self.demands.replaced(trace.numbers):
+            raise FallbackError("a size that values decide has to be equal to another one")
         makers = {i for made in trace.numbers.values() for i in made}
         for i, record in enumerate(new, self.checked - len(new)):
             if isinstance(record.target, OpOverload) and not isinstance(record.out, torch.SymInt):
@@ -87,16 +98,18 @@ class OpenSizes:
             return
         copies = [r for r in made if r.target is _CLONE and sizes_in(r.out)]
         if copies and typical(out.numel()) == typical(given.numel()):
-            self.copies.append((given, out))
+            self.copies.append(_Copy(given, out, _versions(given, out), set(self.session.layouts.touched)))
             self.clones.update(id(r.out) for r in copies)
 
     def check_memory(self, outputs: list[Any]) -> None:
         """A copy that eager does not make for some sizes must not be told from what it was copied from."""
         tensors = [t for t in outputs if isinstance(t, Tensor)]
         leaving = set(map(functional.storage_key, tensors))
-        for pair in self.copies:
-            keys = set(map(functional.storage_key, pair))
-            if functional.storage_key(pair[1]) in leaving or keys & self.session.layouts.touched:
+        for copy in self.copies:
+            new = self.session.layouts.touched - copy.touched
+            written = not new.isdisjoint(map(functional.storage_key, (copy.of, copy.made)))
+            written |= _versions(copy.of, copy.made) != copy.versions
+            if written or functional.storage_key(copy.made) in leaving:
                 raise FallbackError("whether memory is shared depends on a size that values decide")
         values = [functional.unwrap(t) for t in tensors]
         for n in (0, 1) if self.copies else ():

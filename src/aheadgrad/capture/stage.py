@@ -31,7 +31,7 @@ from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
-from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
 from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
@@ -257,6 +257,8 @@ def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
         forward = run(_open(call, options, veiled), call)
     except AheadgradError:
         raise
+    except DATA_DEPENDENT_ERRORS as error:  # which the user's code caught
+        raise explained(error) from error  # type: ignore[arg-type]
     except Exception:
         merged = merge_all(call)
         if merged is None:

@@ -27,6 +27,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
     "fake_like",
     "marked_sizes",
     "mode_of",
