@@ -296,7 +296,7 @@ def test_symbolic_numbers_are_as_before_afterwards() -> None:
 # -- errors
 
 DATA_DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
-    "loop over a mask": lambda x: [row for row in x[x[:, 0] > 0]],
+    "loop over a mask": lambda x: list(x[x[:, 0] > 0]),
     "number of a mask": lambda x: int(x[x > 0].shape[0]),
     "item": lambda x: x.sum().item() + 1 > 0 or 3,
     "index": lambda x: x[x[0, 0].long().item()],  # type: ignore[index]

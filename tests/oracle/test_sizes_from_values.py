@@ -346,7 +346,8 @@ def test_capture_shows_the_size() -> None:
 
 DYNAMO = [
     "mask", "mean", "one mask twice", "two masks", "products", "nonzero", "where", "unique",
-    "repeat_interleave", "bincount", "put one value", "put values", "write columns", "views", "numbers", "mask of a mask",
+    "repeat_interleave", "bincount", "put one value", "put values", "write columns", "views",
+    "numbers", "mask of a mask",
 ]  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def _decided(original: Any) -> Any:
 
 
 def _converted(original: Any) -> Any:
-    """Where no number stands behind a symbol (`x[mask].shape[0]`), and the user's code goes on without one."""
+    """Where no number stands behind a symbol (`x[mask].shape[0]`), and the user's code may go on without."""
 
     @functools.wraps(original)
     def conversion(self: Any) -> Any:
