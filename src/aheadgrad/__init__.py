@@ -8,13 +8,13 @@ from aheadgrad import errors
 from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.capture.stage import Captured
-from aheadgrad.frontends.entries import Compiled
+from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
 
 __version__ = "0.1.0"
 __all__ = [
     "Captured",
-    "Compiled",
+    "CompiledFunction",
     "Miss",
     "__version__",
     "capture",

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
+from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import InvalidOption
-from aheadgrad.frontends import dynamo, entries
+from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
-from aheadgrad.frontends.entries import Compiled
+from aheadgrad.frontends.dynamo import DynamoFunction
+from aheadgrad.frontends.function import flatten, make_call, parameter_names
+from aheadgrad.frontends.module import holders, swapped
+from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
+from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.transforms import without_functionalize
 
 
@@ -22,6 +26,7 @@ def compile(
     fn: Callable[..., Any] | nn.Module | None = None,
     *,
     frontend: Any = "dynamo",
+    fullgraph: bool = False,
     backend: Any = "eager",
     partition: Any = "default",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
@@ -46,10 +51,11 @@ def compile(
     (False), or those that change from one entry to the next (None). `max_entries` limits how many
     kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
     """
-    if frontend not in ("dynamo", "trace"):
-        raise InvalidOption(f'frontend={frontend!r}: choose "dynamo" or "trace".')
+    if not isinstance(decompositions, Mapping | None):
+        raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
     options = Options(
         frontend=frontend,
+        fullgraph=fullgraph,
         backend=backend,
         partition=partition,
         decompositions=dict(decompositions or {}),
@@ -65,7 +71,7 @@ def compile(
             f'backward_autocast={backward_autocast!r}: choose "eager", "same_as_forward", "off" or a list of '
             "torch.autocast keyword arguments."
         )
-    if not isinstance(max_entries, int) or max_entries < 1:
+    if type(max_entries) is not int or max_entries < 1:
         raise InvalidOption(f"max_entries={max_entries!r}: choose a whole number from 1 on.")
     if fn is None:
         return lambda f: _compile(f, options)
@@ -73,16 +79,18 @@ def compile(
 
 
 def _compile(fn: Any, options: Options) -> Any:
-    if isinstance(fn, Compiled | CompiledModule):
+    if isinstance(fn, CompiledFunction | CompiledModule):
         return fn
     if not callable(fn):
         raise InvalidOption(f"aheadgrad.compile needs a function or a module, not {type(fn).__name__}.")
-    if options.frontend == "dynamo":
-        return torch.compile(fn, backend=lambda gm, args: dynamo.compile_graph(gm, args, options))
-    compiled = Compiled(without_functionalize(fn), options)
+    kind = DynamoFunction if options.frontend == "dynamo" else TracedFunction
+    compiled = kind(without_functionalize(fn), options)
     return CompiledModule(fn, compiled) if isinstance(fn, nn.Module) else compiled
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     """The joint program of one call: printable, with `.graph`, `.signature`, `.facts`, `.explain()`."""
-    return entries.capture(fn, args, kwargs, Options())
+    places = holders(fn) if isinstance(fn, nn.Module) else []
+    flat = flatten(args, kwargs, parameter_names(fn))
+    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
+    return pipeline.run_capture(call, Options(), Journal())

@@ -7,7 +7,12 @@ from __future__ import annotations
 
 
 class AheadgradError(Exception):
-    """Base of every error that aheadgrad raises on its own account."""
+    """Base of every error that aheadgrad raises on its own account.
+
+    `has_run` tells whether the function had begun to run when a recording was refused.
+    """
+
+    has_run = False
 
 
 class CaptureError(AheadgradError, RuntimeError):
@@ -29,17 +34,29 @@ class NeedsNumbers(AheadgradError):
 class FallbackError(AheadgradError, RuntimeError):
     """The call would have run uncompiled, and `fallback="error"` asked to be told.
 
-    `reason` says why; `has_run` tells whether the function had begun to run by then.
+    `reason` says why; `once` if the next call of the kind may be another matter.
     """
 
-    has_run = False
+    once = False
 
     def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.reason = reason
-        super().__init__(
-            f"This call cannot be compiled: {reason}.\n"
+
+    def __str__(self) -> str:
+        return (
+            f"This call cannot be compiled: {self.reason}.\n"
             'To run such calls uncompiled (with a warning), use fallback="warn".'
         )
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something runs uncompiled, in one line."""
+    if isinstance(error, FallbackError):
+        return error.reason
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(". ") if lines else "no reason is given"
+    return text if isinstance(error, AheadgradError) and lines else f"{type(error).__name__}: {text}"
 
 
 class FallbackWarning(UserWarning):

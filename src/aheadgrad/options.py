@@ -22,6 +22,7 @@ class Options:
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
+    fullgraph: bool = False
     backend: Any = "eager"
     partition: Any = "default"
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
@@ -34,11 +35,16 @@ class Options:
     max_entries: int = 8
 
     def __post_init__(self) -> None:
+        if self.frontend not in ("dynamo", "trace"):
+            raise InvalidOption(f'frontend={self.frontend!r}: choose "dynamo" or "trace".')
+        for name in ("fullgraph", "any_order"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
         if callable(self.partition):
             object.__setattr__(self, "one_node", True)
         elif self.partition != "default":
             raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
-        if self.dynamic not in (None, True, False):
+        if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")

@@ -76,7 +76,7 @@ class Builder:
             node = self.graph.placeholder(port.name)
             node.meta["val"] = port.value
             if isinstance(port.value, Tensor):
-                self.env[id(port.value)] = node
+                self.env.setdefault(id(port.value), node)  # tangents share what makes them of one shape
                 if tells(port, self.role):
                     self.symbols.learn_tensor(port.value, node)
             else:
@@ -119,6 +119,9 @@ class Builder:
         name = self.cutter.write_name(write)
         node = self.graph.create_node("call_function", write.target, (place, new), name=name)
         node.meta["val"] = write.value
+        made = self.cutter.trace.producer(self.cutter.source(write.new))
+        if made is not None:
+            _describe(node, self.cutter.trace.records[made.record])
         node.meta["partitioner_tag"] = "must_be_in_forward"
         self.written[id(write.value)] = node
 

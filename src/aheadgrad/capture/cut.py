@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from aheadgrad.capture.build import Builder, FreshCopy, Port, Write, Written, base_name, tells
+from aheadgrad.capture.placed import is_seen, without_rooms
 from aheadgrad.capture.trace import Trace
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot
@@ -212,7 +213,9 @@ class Cutter:
             for v in build.graph.output_node().args[0]  # type: ignore[union-attr]
         )
         signature = Signature(tuple(p.slot for p in inputs), tuple(slot for slot, _ in outputs))
-        return Program(role, build.graph, signature, build.constants)
+        made = Program(role, build.graph, signature, build.constants)
+        without_rooms(made.graph, [r for r, (s, _) in zip(made.results, outputs, strict=True) if is_seen(s)])
+        return made
 
     def _due(self, writes: Sequence[Write]) -> list[tuple[int, Write]]:
         """Each write with the index of the record before which it stands.

@@ -16,11 +16,14 @@ _ATTRIBUTES: dict[type, list[str]] = {}
 
 
 def saved_attributes(node: Any) -> list[str]:
-    """The names under which a node offers what it saved."""
+    """The names under which a node offers the tensors that it saved.
+
+    Numbers are left alone: to read a symbolic one is to assume it. Tensors are also offered raw.
+    """
     kind = type(node)
     names = _ATTRIBUTES.get(kind)
     if names is None:
-        names = [n for n in dir(kind) if n.startswith("_saved_")]
+        names = [n for n in dir(kind) if n.startswith("_saved_") and hasattr(kind, f"_raw{n}")]
         _ATTRIBUTES[kind] = names
     return names
 

@@ -11,10 +11,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from aheadgrad.capture.any_size import for_any_size
 from aheadgrad.capture.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.capture.exits import Exit, GrownView
 from aheadgrad.capture.layouts import contiguous_strides
@@ -22,8 +22,8 @@ from aheadgrad.capture.session import Session
 from aheadgrad.capture.subclasses import expected_tangent, tangent_like
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import set_grad_enabled
-from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
@@ -95,12 +95,16 @@ class Joint:
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
         have a history of their own.
         """
+
+        def attempt() -> Gradients:
+            return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+
         try:
-            return self._record(component, pattern, around, requiring)
+            return attempt()
         except DynamicOutputShapeException:
             if not self.session.follow_values():
                 raise
-        return self._record(component, pattern, around, requiring)
+        return attempt()
 
     def _record(
         self,
@@ -122,13 +126,16 @@ class Joint:
                         if t is not None:
                             t.requires_grad_(required)
                 given = [v for t in tangents if t is not None for v in values_of(t)]
+                session.values.meet(given)
                 known = [w for t in wrapped if t is not None for w in parts_of(t)]
-                writes = BackwardWrites(session, list(zip(given, known, strict=True)))
+                changeable = list(zip(given, known, strict=True))
+                writes = BackwardWrites(session, changeable, component, self.exits)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
                 seeds = [w for w in wrapped if w is not None]
                 outputs = [_root(self.exits[i].traced) for i in present]
                 with component.closed() if component.boundary else nullcontext():
-                    raw = _gradients(outputs, leaves, seeds, requiring is not None)
+                    with session.lifting.only_reads():
+                        raw = run_backward(outputs, leaves, seeds, create_graph=requiring is not None) or ()
                 session.trace.read_off = len(session.trace.records)
                 raw = list(raw[: len(component.targets)])
                 grads = [None if g is None else _latest(session, g) for g in raw]
@@ -163,16 +170,6 @@ def _root(traced: Any) -> Any:
     return GradientEdge(*edge_of(traced)) if isinstance(traced, Passage) else traced
 
 
-def _gradients(outputs: list[Any], leaves: list[Any], tangents: list[Any], higher: bool) -> Any:
-    if not leaves:  # nothing to reach, but the way there may raise
-        with no_function_modes():
-            torch.autograd.backward(outputs, tangents, retain_graph=True, create_graph=higher)
-        return ()
-    return torch.autograd.grad(
-        outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True, create_graph=higher
-    )
-
-
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:
     """The strides we expect a tangent to have: the output's, if those are dense."""
     stride = tuple(t.stride())
@@ -197,13 +194,3 @@ def dense_order(t: Tensor) -> tuple[int, ...]:
 def order_of(stride: Any) -> tuple[int, ...]:
     strides = [size_hint(s) for s in stride]
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
-
-
-def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, ...]:
-    """Strides without gaps for dimensions in this order in memory."""
-    strides: list[Any] = [1] * len(size)
-    step: Any = 1
-    for d in reversed(order):
-        strides[d] = step
-        step = step * size[d]
-    return tuple(strides)

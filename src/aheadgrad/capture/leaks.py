@@ -12,7 +12,7 @@ import functools
 import gc
 import types
 import weakref
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from typing import Any
 
 from torch import Tensor
@@ -55,14 +55,14 @@ class Handed:
         elif type(out) in (list, tuple):
             self._made += [weakref.ref(t) for t in out if isinstance(t, Tensor)]
 
-    def take_back(self, result: Any) -> bool:
-        """Takes out of the user's objects what is held there besides the result. Was there any?"""
+    def left_behind(self, result: Any) -> bool:
+        """Does an object of the user's hold a traced tensor, besides the result?"""
         self._watching = False
         found = bool(self._held_elsewhere(result))
         if found:
             gc.collect()  # objects that hold each other may be gone already
             left = self._held_elsewhere(result)
-            found = bool(left) and _take_out(left, self._session, result)
+            found = bool(left) and _held_by_user(left, self._session, result)
         self._seen = {}
         return found
 
@@ -91,17 +91,14 @@ def _held_by(session: Any) -> Counter[int]:
     return found
 
 
-def _take_out(left: list[Tensor], session: Any, result: Any) -> bool:
-    """Looks for those who hold the tensors, and removes these from there. Is any of them the user's?"""
+def _held_by_user(left: list[Tensor], session: Any, result: Any) -> bool:
+    """Looks for those who hold the tensors. Is any of them the user's?"""
     search = Search({id(left), *_containers_of(session), *_containers_in(result)})
-    found = False
     for k in range(len(left)):  # no iterator, which would be one more holder
         holders = search.holders_of(left[k])
-        for i in range(len(holders)):
-            if not search.leads_to_autograd(holders[i]):
-                _remove(left[k], holders[i])
-                found = True
-    return found
+        if not all(search.leads_to_autograd(holders[i]) for i in range(len(holders))):
+            return True
+    return False
 
 
 class Search:
@@ -165,33 +162,3 @@ def _containers_in(result: Any) -> set[int]:
         return set()
     parts = result.values() if isinstance(result, dict) else result
     return {id(result)}.union(*map(_containers_in, parts))
-
-
-def _remove(t: Tensor, holder: Any) -> None:
-    """Takes a tensor out of an object, whatever the object is."""
-    if isinstance(holder, dict):
-        for key in [k for k, v in holder.items() if v is t]:
-            del holder[key]
-    elif isinstance(holder, list | deque):
-        kept = [v for v in holder if v is not t]
-        holder.clear()
-        holder.extend(kept)
-    elif isinstance(holder, set):
-        holder.discard(t)
-    elif isinstance(holder, types.CellType):
-        holder.cell_contents = None
-    else:
-        for name in _slots_with(t, holder):
-            delattr(holder, name)
-
-
-def _slots_with(t: Tensor, holder: Any) -> list[str]:
-    """The attributes in which an object (or a class) holds a tensor."""
-    slots = [
-        name
-        for base in type(holder).__mro__
-        for name, part in vars(base).items()
-        if isinstance(part, types.MemberDescriptorType)
-    ]
-    slots += getattr(holder, "__dict__", ())
-    return [name for name in dict.fromkeys(slots) if getattr(holder, name, None) is t]

@@ -7,7 +7,6 @@ user's function again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,15 +26,18 @@ from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.values import Values
 from aheadgrad.capture.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
@@ -52,7 +54,7 @@ class Session:
         veiled: bool = False,
     ) -> None:
         self.mode = mode
-        self.lock = threading.RLock()  # one recording at a time
+        self.lock = RECORDING  # one recording at a time
         self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
@@ -73,8 +75,12 @@ class Session:
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
+        self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt, self._asserted)
+        self.values = Values(self.trace, mode)
+        self.recorder = recorder(
+            self.trace, mode, decompositions, self._adopt, self.ambient, self.values, self._asserted
+        )
         self.layouts = Layouts()
         self.open_sizes = OpenSizes(self)
         self.reads_offsets = False
@@ -87,13 +93,12 @@ class Session:
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
-        self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
+        self.generators: list[tuple[torch.Generator, Tensor, int]] | None = None  # states, seeds at first
         self.limits = Limits(self)
         self.doubted = False  # was one of them used when its history was in doubt?
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.handed = Handed(self)
         self.lifting = Lift(self)
-        self.ambient = Ambient()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -230,8 +235,12 @@ class Session:
             return self.wrap(real)
         known = self._by_real.get(id(real))
         if known is None:
+            if is_nowhere(real):
+                raise FallbackError("the memory of a tensor is handed to other code (DLPack, pointers)")
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
             known = self.enter(ClosedOver(str(number)), real)
+            if is_borrowed(real):
+                self.recorder.borrowed.add(functional.storage_key(known.value))
         elif isinstance(known.slot, UserInput):
             raise FallbackError(f"{known.slot.describe()} is also reached from outside the arguments")
         return known.seen
@@ -297,11 +306,11 @@ class Session:
         """Random numbers are drawn from it at each call: it must be the caller's, and be left to advance."""
         if self.generators is None:
             return
-        state = next((state for known, state in self.generators if known is generator), None)
-        if state is None:
+        found = next((known for known in self.generators if known[0] is generator), None)
+        if found is None:
             raise FallbackError("a random generator is used that the function makes itself")
         with functional.outside():
-            if not torch.equal(state, generator.get_state()):
+            if random.was_set(*found):
                 raise FallbackError("the random state is set inside the function")
 
     def shadow_of(self, entrance: Entrance) -> Tensor | None:

@@ -13,10 +13,11 @@ from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
+from aheadgrad.capture.origins import raised_below_users_code
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, NeedsNumbers, reason_of
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -115,9 +116,12 @@ class Captured:
     @property
     def inputs(self) -> list[tuple[Slot, Any]]:
         """Slots and traced values of all program inputs, numbers where they were given."""
+        return opened(self.wholes)
+
+    @property
+    def wholes(self) -> list[tuple[Slot, Any]]:
+        """The same, with tensor subclasses as the caller gives them."""
         found: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
-        if self.session.veiled:
-            return opened(found)
         for scalar in reversed(self.scalars):
             found.insert(self._place(scalar), (scalar.slot, scalar.value))
         return found
@@ -230,7 +234,7 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
         forward.session.recorder.ops.exact = False  # strides of gradients are nobody's promise
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
-        kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
+        kept = in_graph.kept_inside(forward.session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
@@ -335,11 +339,14 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
         return captured.record(component, expected, state)
     except Exception as error:
         ours = explained(error)
-        if isinstance(ours, AheadgradError) and not (
-            captured.order and isinstance(error, NotImplementedError)
-        ):
+        for_later = isinstance(error, NotImplementedError) or isinstance(ours, DataDependentError)
+        if isinstance(ours, AheadgradError) and not (captured.order and for_later):
             raise ours from error
-        captured.failures[number] = error  # from the second order on, also derivatives that nobody wrote
+        if not captured.order and raised_below_users_code(error):  # because of the recording? eager will tell
+            raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
+        captured.failures[number] = (
+            error  # from the second order on, also what nobody wrote, or decides by values
+        )
     if len(component.exits) == 1:
         return None
     working = []

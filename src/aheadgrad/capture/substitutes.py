@@ -167,6 +167,18 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
     return windows.movedim(dim + 1, -1)
 
 
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """The same with checks that are recorded; eager's look at the values at once."""
+    plain = not isinstance(num_classes, int | torch.SymInt) or num_classes < 1
+    if plain or in_transform(tensor) or tensor.dtype is not torch.int64 or tensor.numel() == 0:
+        return functional.one_hot(tensor, num_classes)
+    if tensor.device.type == "cpu":  # elsewhere the kernel below refuses
+        torch._assert_async((tensor >= 0).all(), "Class values must be non-negative.")
+        torch._assert_async((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
+    empty = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+    return empty.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
 class _Trace(torch.autograd.Function):
     """The trace, with derivatives that can be differentiated without looking at values."""
 
@@ -205,6 +217,7 @@ def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.lstm: _without_mkldnn(torch.lstm),
+    functional.one_hot: _one_hot,
     torch.trace: _trace,
     torch.Tensor.trace: _trace,
     torch.batch_norm: _batch_norm,

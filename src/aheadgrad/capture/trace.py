@@ -18,6 +18,7 @@ from torch import Tensor
 from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.control_flow import is_effectful
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
+from aheadgrad.torchlayer.distributed import is_collective
 from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_in
 
@@ -79,8 +80,8 @@ def _collect(values: Any, found: list[Tensor]) -> None:
 
 
 def has_effect(target: Any) -> bool:
-    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts."""
-    if is_random(target) or is_mutable(target) or is_effectful(target):
+    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts, talks."""
+    if is_random(target) or is_mutable(target) or is_effectful(target) or is_collective(target):
         return True
     return isinstance(target, OpOverload) and not target._schema.returns
 

@@ -46,6 +46,7 @@ class InputFacts:
     `history_changed`: autograd saw a change, so the update must be made in grad mode.
     `version_bumps`: how often its version counter moved. `adopts`: the input whose memory it took
     over with `set_`. `final_bytes`: the size to which its storage is resized at the end.
+    `leaf_meanwhile`: it required grad for a while, and gradients of that time reach it.
     """
 
     index: int
@@ -55,6 +56,7 @@ class InputFacts:
     history_changed: bool = False
     history_dropped: bool = False
     becomes_leaf: bool | None = None
+    leaf_meanwhile: bool = False
     version_bumps: int = 0
     adopts: int | None = None
     look: Geometry | None = None

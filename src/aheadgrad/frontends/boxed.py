@@ -5,7 +5,8 @@ real or fake, with symbolic sizes among them. The module's own parameters and bu
 inputs before those; their current values are read at each call.
 
 Dynamo's guards know nothing of memory: which inputs share it, and where in it they lie. Where an
-entry depends on that, it checks, and compiles another one for a call that does not fit.
+entry depends on that, it checks, and compiles another one for a call that does not fit. For callers without
+guards it also checks which inputs are the same tensor, and which require grad.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch import Tensor, fx, nn
 from aheadgrad import pipeline
 from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
+from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.capture.shared import whole_storage
-from aheadgrad.errors import FallbackWarning, UnsupportedInput
+from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.guarded_memory import depends_on_offsets
 from aheadgrad.options import Options
@@ -55,11 +57,13 @@ def compile_flat(
     options: Options,
     invoke: Callable[..., Any] | None = None,
     *,
+    guarded: bool = True,
     spare: int = _SPARE,
 ) -> BoxedEntry:
     """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call.
 
-    `spare` tells how many further entries may be made for calls with other uses of memory.
+    `guarded`: the caller checks what inputs are; memory is checked here. `spare` tells how many further
+    entries may be made for calls that do not fit.
     """
     places = modules.holders(module)
     fn = invoke or module
@@ -68,25 +72,35 @@ def compile_flat(
     if spare and not entry.captured.has_symbols:
 
         def again(*new: Any) -> BoxedEntry:
-            return compile_flat(module, new, options, invoke, spare=spare - 1)
+            return compile_flat(module, new, options, invoke, guarded=guarded, spare=spare - 1)
 
-    return _Runner(entry, places, args, _otherwise(fn, again)).write()
+    otherwise = _otherwise(fn, again, strict=options.fallback == "error")
+    return _Runner(entry, places, args, otherwise, guarded=guarded).write()
 
 
-def _otherwise(fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None) -> Callable[..., list[Any]]:
+def _otherwise(
+    fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None, *, strict: bool
+) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
+    reason = "inputs are the same, require grad or share memory in too many ways"
     warned = False
 
     def run(*args: Any) -> list[Any]:
-        nonlocal made, warned
-        if again is not None:
-            made = made or again(*args)
+        nonlocal again, made, reason, warned
+        if made is None and again is not None:
+            try:
+                made = again(*args)
+            except Exception as error:
+                if strict:
+                    raise
+                again, reason = None, reason_of(error)
+        if made is not None:
             return made.run(list(args))
         if not warned:
             warned = True
-            reason = "inputs share memory in too many ways"
-            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=4)
+            text = f"aheadgrad runs this call uncompiled: {reason}."
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
         return list(fn(*args))
 
     return run
@@ -124,7 +138,10 @@ class _Runner:
         places: list[modules.Holder],
         args: Sequence[Any],
         otherwise: Callable[..., list[Any]],
+        *,
+        guarded: bool,
     ) -> None:
+        self.guarded = guarded
         self.entry = entry
         self.args = args
         self.otherwise = otherwise
@@ -143,7 +160,7 @@ class _Runner:
         self._bases()
         tensors = [self._find(e.real) for e in self.session.entrances]
         members = [self._find(m.real) for m in self.session.members]
-        tests = self._tests(tensors, members)
+        tests = [*([] if self.guarded else self._kinds()), *self._tests(tensors, members)]
         if tests:
             with script.block(f"if not ({' and '.join(tests)}):"):
                 otherwise = script.names.name(self.otherwise, "otherwise")
@@ -156,6 +173,19 @@ class _Runner:
         if self.names:
             script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
+
+    def _kinds(self) -> list[str]:
+        """What must hold of the inputs themselves: which are one tensor, and which require grad."""
+        tests = []
+        for value, name in zip(self.args, self.names, strict=True):
+            if isinstance(value, Tensor):
+                known = self.where[id(value)]
+                tests.append(
+                    f"{name}.requires_grad is {value.requires_grad}"
+                    if known == name
+                    else f"{name} is {known}"
+                )
+        return tests
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""

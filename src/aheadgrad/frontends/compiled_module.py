@@ -1,10 +1,9 @@
 """A compiled module: the original in everything but the call, which runs compiled.
 
-Every attribute is the original's, methods that its class overrides included, and what is set here is
-set there. Python looks up special methods (`len(m)`, `m[0]`) on the class, so each class of modules
-gets a class of compiled ones that passes those on. A method that returns the module itself (`to`,
-`train`) returns the compiled one. Reports (`entries`, `source`) are ours where the original has
-nothing under that name.
+It is an object of a subclass of the original's class, made on the spot, and the two share one dictionary of
+attributes. So parameters, hooks, `state_dict`, special methods and methods of the user's are there, and
+what is set on one is set on the other. A method runs as it is with the compiled module as its `self`, so that
+`self(x)` in it is a compiled call. Reports (`entries`, `source`) are ours unless the module has such a name.
 """
 
 from __future__ import annotations
@@ -17,165 +16,111 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
-from aheadgrad.frontends.entries import Compiled
-from aheadgrad.frontends.guards import MISS
+from aheadgrad.frontends.compiled import MISS, CompiledFunction
+from aheadgrad.frontends.state import TABLES
 from aheadgrad.options import Options
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
 
-_get = object.__getattribute__
-
-_OURS = {"__dict__", "__reduce__", "__reduce_ex__", "__deepcopy__", "__copy__", "__call__", "forward"}
-_NOT_PASSED_ON = _OURS | {"__init__", "__new__", "__del__", "__init_subclass__", "__class_getitem__"}
-_NOT_PASSED_ON |= {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__getstate__"}
-_NOT_PASSED_ON |= {"__setstate__", "__slots__", "__weakref__", "__subclasshook__", "__set_name__"}
-_ALWAYS_PASSED_ON = ("__repr__", "__dir__")
-_OF_ANY_MODULE = frozenset(
-    name for name, v in vars(nn.Module).items() if isinstance(v, types.FunctionType) and name[:2] != "__"
-)
+_REPORTS = ("entries", "source", "misses", "fallbacks", "breaks", "explain")
+_set_class: Callable[[Any, type], None] = vars(object)["__class__"].__set__
 _classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 
 
-class CompiledModule(nn.Module):
-    """Stands for the original module; see above."""
+class CompiledModule:
+    """Stands for the original module; `CompiledModule(original, compiled)`."""
 
-    __slots__ = ("_compiled",)
+    __slots__ = ("_aheadgrad_compiled",)
+    _aheadgrad_compiled: CompiledFunction
 
-    def __new__(cls, original: nn.Module, compiled: Compiled) -> CompiledModule:
+    def __new__(cls, original: nn.Module, compiled: CompiledFunction) -> CompiledModule:
         made: CompiledModule = object.__new__(_class_for(cls, type(original)))
+        object.__setattr__(made, "__dict__", original.__dict__)
+        object.__setattr__(made, "_aheadgrad_compiled", compiled)
         return made
 
-    def __init__(self, original: nn.Module, compiled: Compiled) -> None:
-        own = _get(self, "__dict__")
-        for name, value in original.__dict__.items():  # for those who look into a module's dictionary
-            if name.startswith("_") and isinstance(value, dict | set):
-                own[name] = value
-        own["_original"] = original
-        object.__setattr__(self, "_compiled", compiled)
+    def __init__(self, original: nn.Module, compiled: CompiledFunction) -> None:
+        """The original is initialized already."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        compiled = _compiled_of(self)
-        for call in compiled.calls:  # as `Compiled.__call__`, without the way there
+        compiled = self._aheadgrad_compiled
+        if is_dynamo_compiling():
+            return compiled._fn(*args, **kwargs)
+        for call in compiled.calls:  # as `TracedFunction.__call__`, without the way there
             out = call(args, kwargs)
             if out is not MISS:
                 return out
         return compiled.miss(args, kwargs)
 
-    def forward(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Compiled where it is the same as calling the module; hooks belong to the call alone."""
-        original = _original_of(self)
-        return self(*args, **kwargs) if call_is_forward(original) else original.forward(*args, **kwargs)
+    def __dir__(self) -> list[str]:
+        return dir(original_of(self))
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in _OURS:
-            return _get(self, name)
-        original = _original_of(self)
-        try:
-            value = getattr(original, name)
-        except AttributeError:
-            try:
-                return _get(self, name)
-            except AttributeError:
-                pass
-            raise
-        return _returning(self, original, value) if name in _OF_ANY_MODULE else value
+    def __del__(self) -> None:
+        """What the original's class does at its end is for the original."""
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(_original_of(self), name, value)
+    def __copy__(self) -> Any:
+        return _again(copy.copy(original_of(self)), *_kind_of(self))
 
-    def __delattr__(self, name: str) -> None:
-        delattr(_original_of(self), name)
-
-    def __copy__(self) -> CompiledModule:
-        return _again(type(self), copy.copy(_original_of(self)), _compiled_of(self).options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return _again(type(self), copy.deepcopy(_original_of(self), memo), _compiled_of(self).options)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _again(copy.deepcopy(original_of(self), memo), *_kind_of(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """The original and how it was compiled; entries are made anew."""
-        return _again, (_known_class(type(self)), _original_of(self), _compiled_of(self).options)
-
-    @property
-    def source(self) -> str:
-        return _compiled_of(self).source
-
-    @property
-    def fallbacks(self) -> dict[str, int]:
-        return dict(_compiled_of(self).fallbacks)
-
-    @property
-    def entries(self) -> Any:
-        return _compiled_of(self).entries
-
-    @property
-    def misses(self) -> Any:
-        return _compiled_of(self).misses
-
-    def explain(self) -> str:
-        return _compiled_of(self).explain()
+        return _again, (original_of(self), *_kind_of(self))
 
 
 hide_from_dynamo(CompiledModule.__call__)
 
-_compiled_of: Callable[[CompiledModule], Compiled] = vars(CompiledModule)["_compiled"].__get__
+
+class _Report:
+    """One of the reports, unless the module has something of that name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: Any = None) -> Any:
+        if module is None:
+            return self
+        held = next((vars(module)[t] for t in TABLES if self.name in vars(module)[t]), None)
+        return getattr(module._aheadgrad_compiled, self.name) if held is None else held[self.name]
 
 
-def _original_of(module: CompiledModule) -> nn.Module:
-    original: nn.Module = _get(module, "__dict__")["_original"]
+def original_of(module: CompiledModule) -> nn.Module:
+    original: nn.Module = module._aheadgrad_compiled._fn
     return original
 
 
-def _again(kind: type, original: nn.Module, options: Options) -> CompiledModule:
-    made: CompiledModule = _known_class(kind)(original, Compiled(original, options))
-    return made
+def _kind_of(module: CompiledModule) -> tuple[type, type[CompiledFunction], Options]:
+    compiled = module._aheadgrad_compiled
+    kind = next(base for base in type(module).__mro__ if "_made" not in vars(base))
+    return kind, type(compiled), compiled.options
 
 
-def _known_class(kind: type) -> type:
-    """The class under a name that can be imported, for one that was made by `_class_for`."""
-    return next(base for base in kind.__mro__ if "_made" not in vars(base))
+def _again(original: nn.Module, kind: type, frontend: type[CompiledFunction], options: Options) -> Any:
+    return kind(original, frontend(original, options))
 
 
-def _returning(module: CompiledModule, original: nn.Module, method: Any) -> Any:
-    """The method, bound to the compiled module and with it in the place of the original as its result."""
-    if not isinstance(method, types.MethodType) or method.__self__ is not original:
-        return method
-
-    @functools.wraps(method.__func__)
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        out = method(*args, **kwargs)
-        return module if out is original else out
-
-    return types.MethodType(call, module)
-
-
-def _class_for(kind: type[CompiledModule], original: type) -> type:
+def _class_for(kind: type, original: type) -> type:
     """The class of compiled modules for a class of modules."""
     known = _classes.setdefault(original, {})
     if kind not in known:
-        members: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        members.update(__slots__=(), _made=True)
-        for name in _specials(original):
-            members[name] = None if getattr(original, name) is None else _passed_on(name)
-        known[kind] = type(kind.__name__, (kind,), members)
+
+        @functools.wraps(original.forward)  # type: ignore[attr-defined]
+        def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            """Compiled where it is the same as calling the module; hooks belong to the call alone."""
+            module = original_of(self)
+            return self(*args, **kwargs) if call_is_forward(module) else module.forward(*args, **kwargs)
+
+        def become(self: Any, new: type) -> None:
+            original_of(self).__class__ = new
+            _set_class(self, _class_for(kind, new))
+
+        members: dict[str, Any] = {"__slots__": (), "_made": True, "forward": forward}
+        members["__class__"] = property(lambda self: type(original_of(self)), become)
+        members.update(__module__=original.__module__, __qualname__=original.__qualname__)
+        members.update({name: _Report(name) for name in _REPORTS if not hasattr(original, name)})
+        made = types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))
+        known[kind] = made
     return known[kind]
-
-
-def _specials(original: type) -> list[str]:
-    """The special methods that a class of modules has of its own."""
-    found = dict.fromkeys(_ALWAYS_PASSED_ON)
-    for base in original.__mro__[: original.__mro__.index(nn.Module)]:
-        special = (n for n, v in vars(base).items() if n.startswith("__") and n.endswith("__"))
-        found.update(dict.fromkeys(n for n in special if callable(vars(base)[n]) or n == "__hash__"))
-    return [name for name in found if name not in _NOT_PASSED_ON and name != "__class__"]
-
-
-def _passed_on(name: str) -> Callable[..., Any]:
-    def method(self: CompiledModule, /, *args: Any, **kwargs: Any) -> Any:
-        original = _original_of(self)
-        out = getattr(type(original), name)(original, *args, **kwargs)
-        return self if out is original else out
-
-    method.__name__ = name
-    return method

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
-from aheadgrad.frontends.checks import Checks
-from aheadgrad.runtime.emit import Namespace
+from aheadgrad.capture.stage import Captured
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.dispatch import (
@@ -20,48 +20,40 @@ from aheadgrad.torchlayer.dispatch import (
 )
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.frontends.guards import GuardWriter
 
 
-def write_ambient(checks: Checks, names: Namespace, captured: Captured, *, implied: bool) -> None:
-    """What is active around the call.
+def write_ambient(writer: GuardWriter, captured: Captured, *, implied: bool) -> None:
+    """What has to hold around the call.
 
     Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
     that is part of the check of any tensor (`implied`: there is one). Autocast does so for the tensors of
     its own device only.
     """
-    name, unless = names.name, checks.unless
-    grad = captured.forward.grad_mode_before
-    mode = f"{name(torch.is_grad_enabled, 'is_grad_enabled')}()"
-    unless(f"{mode} is {grad}", "grad mode", "on" if grad else "off", f"'on' if {mode} else 'off'")
-    level = f"{name(transform_level, 'transform_level')}()"
-    unless(f"{level} is None", "a torch.func transform", "none", level, last=True, implied=implied)
-    dual = f"{name(forward_ad, 'forward_ad')}._current_level"
-    unless(f"{dual} < 0", "forward-mode differentiation", "off", "'on'", last=True)
-    inference = torch.is_inference_mode_enabled()
-    now = f"{name(torch.is_inference_mode_enabled, 'is_inference')}()"
-    unless(f"{now} is {inference}", "inference mode", str(inference), now, implied=implied)
-    dtype = torch.get_default_dtype()
-    now = f"{name(torch.get_default_dtype, 'default_dtype')}()"
-    unless(f"{now} is {names.literal(dtype)}", "the default dtype", str(dtype), now)
-    devices = default_devices()
-    now = f"{name(default_devices, 'default_devices')}()"
-    quick = f"not {name(function_modes, 'function_modes')}()"
-    same = f"{now} == {name(devices, 'devices')}"
-    unless(quick if devices == () else same, "the default device", str(devices or "not set"), now)
-    state = captured.autocast
-    now = f"{name(autocast_state, 'autocast_state')}()"
-    if state is None:
-        off = f"not {name(any_autocast, 'any_autocast')}()"
-        one_device = not torch.accelerator.is_available()
-        unless(off, "autocast", str(state), now, implied=implied and one_device)
+    name = writer.names.name
+
+    def now(function: Callable[[], Any], value: Any, what: str, test: str = "{now} is {value}") -> None:
+        text = f"{name(function, function.__name__)}()"
+        writer.unless(test.format(now=text, value=writer.names.literal(value)), what, value, text)
+
+    now(torch.is_grad_enabled, captured.forward.grad_mode_before, "grad mode")
+    writer.unless(
+        f"{name(forward_ad, 'forward_ad')}._current_level < 0", "forward-mode duals", "none", "'some'"
+    )
+    if not implied:
+        now(transform_level, None, "a torch.func transform")
+        now(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled(), "inference mode")
+    now(torch.get_default_dtype, torch.get_default_dtype(), "the default dtype")
+    if default_devices() == ():
+        now(function_modes, 0, "the default device", "not {now}")
     else:
-        unless(f"{now} == {name(state, 'autocast')}", "autocast", str(state), now)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    test = f"{name(deterministic_mode, 'deterministic')}() is {deterministic}"
-    if deterministic:
-        test += f" and {name(deterministic_warns, 'warns_only')}() is {deterministic_warns()}"
-    unless(test, "deterministic algorithms", str(deterministic), str(not deterministic))
+        now(default_devices, default_devices(), "the default device", "{now} == {value}")
+    if captured.autocast is not None:
+        now(autocast_state, captured.autocast, "autocast", "{now} == {value}")
+    elif torch.accelerator.is_available() or not implied:
+        now(any_autocast, False, "autocast", "not {now}")
+    now(deterministic_mode, deterministic_mode(), "deterministic algorithms")
+    if deterministic_mode():
+        now(deterministic_warns, deterministic_warns(), "deterministic algorithms that warn")
     if captured.session.attends:
-        kernels, now = attention_kernels(), f"{name(attention_kernels, 'attention_kernels')}()"
-        unless(f"{now} == {kernels!r}", "kernels for attention", str(kernels), now)
+        now(attention_kernels, attention_kernels(), "kernels for attention", "{now} == {value}")

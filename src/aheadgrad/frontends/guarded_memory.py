@@ -5,7 +5,8 @@ Only entries that change inputs, or that address memory themselves, care.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,101 +17,77 @@ from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import parts_of
 
 if TYPE_CHECKING:
-    from aheadgrad.frontends.checks import Checks
     from aheadgrad.frontends.guards import GuardWriter
 
 
-class MemoryWriter:
-    def __init__(self, writer: GuardWriter, inputs: list[str]) -> None:
-        self.writer = writer
-        self.call = writer.call
-        self.inputs = inputs
-        self.captured = writer.captured
-        facts = self.captured.facts
-        self.changes = any(f.data_changed or f.storage_changed for f in facts.inputs)
-        self.changes = self.changes and sum(len(parts_of(r)) for r in writer.reals) > 1
-        self.offsets = depends_on_offsets(self.captured)
+class Memory:
+    """What an entry depends on."""
+
+    def __init__(self, captured: Captured, reals: Sequence[Tensor]) -> None:
+        facts = captured.facts
+        changes = any(f.data_changed or f.storage_changed for f in facts.inputs)
+        self.captured = captured
+        self.changes = changes and sum(len(parts_of(r)) for r in reals) > 1
+        self.offsets = depends_on_offsets(captured)
 
     @property
     def matters(self) -> bool:
         return self.changes or self.offsets
 
-    def write(self) -> None:
-        session = self.captured.session
-        if self.offsets:
-            for name, e in zip(self.inputs, session.entrances, strict=False):
-                if not name.startswith("state"):
-                    self._offset(name, int(e.real.storage_offset()), e.slot.describe())
-                inner = zip(parts_of(e.real), self.writer.parts.get(id(e.real), ()), strict=False)
-                for part, text in inner:
-                    self._offset(text, int(part.storage_offset()), e.slot.describe())
-        for entrance in session.no_views:
-            name = self.writer._find(entrance.real)
-            self.call.unless(f"not {name}._is_view()", entrance.slot.describe(), "no view", "'a view'")
-        for name, member in zip(self.inputs[len(session.entrances) :], session.members, strict=False):
-            base = base_of(member.real) if not member.is_root else None
-            expected = self.writer._find(base) if base is not None else None
-            path = member.slot.describe()
-            self.call.unless(f"{name}._base is {expected}", path, "a view of the same base", "'another'")
-            self._offset(name, member.offset, path)
-        if self.changes:
-            self._storages()
+    def pattern(self, tensors: Sequence[Tensor]) -> Any:
+        """Which of these share storage, and where in it they lie."""
+        if not self.matters:
+            return None
+        keys = [storage_key(t) for t in tensors]
+        together = [keys.index(k) for k in keys] if self.changes else []
+        told = [t for t, k in zip(tensors, keys, strict=True) if self.offsets or keys.count(k) > 1]
+        return together, [int(t.storage_offset()) for t in told]
 
-    def _offset(self, name: str, offset: int, path: str) -> None:
-        now = f"{name}.storage_offset()"
-        self.call.unless(f"{now} == {offset}", path, f"offset {offset}", now)
 
-    def state_pattern(self, find: Checks) -> None:
-        """In `find`: the state's own memory is as it was."""
-        state = self.writer.state
-        if state:
-            all_of_them = "".join(f"s{k}, " for k in range(len(state)))
-            is_tensor = self.writer.names.name(torch.is_tensor, "is_tensor")
-            with find.fast.block(f"if not all(map({is_tensor}, ({all_of_them}))):"):
-                find.miss()
-            paths = {id(r): self.writer._path(i) for i, r in enumerate(self.writer.reals)}
-            for k, real in enumerate(state):
-                test, came = f"{is_tensor}(s{k})", f"type(s{k}).__name__"
-                find.unless(test, paths[id(real)], "a tensor", came, last=True, implied=True)
-        if self.offsets:
-            for k, real in enumerate(state):
-                test = f"s{k}.storage_offset() == {real.storage_offset()}"
-                find.unless(test, "module state", f"offset {real.storage_offset()}", f"s{k}.storage_offset()")
-        if self.changes and len(state) > 1:
-            self._pattern(find, [f"s{k}" for k in range(len(state))], state)
+def write_memory(writer: GuardWriter, memory: Memory, inputs: list[str]) -> None:
+    """In the check of a call: the arguments' places in memory; those of the state are looked at by `find`."""
+    session = memory.captured.session
 
-    def _storages(self) -> None:
-        """The same inputs share storage as when the entry was made, and no others."""
-        whole = zip(self.writer.reals, self.inputs, strict=True)
-        names = [n for r, name in whole for n in self.writer.parts.get(id(r), [name])]
-        reals = [part for r in self.writer.reals for part in parts_of(r)]
-        mine = {id(r) for r in self.writer.state}
-        others = [(n, r) for n, r in zip(names, reals, strict=True) if id(r) not in mine]
-        between = {storage_key(r) for r in self.writer.state} & {storage_key(r) for _, r in others}
-        if between:
-            self._pattern(self.call, names, reals)
-            return
-        if len(others) > 1:
-            self._pattern(self.call, [n for n, _ in others], [r for _, r in others])
-        if mine and others:
-            text = ", ".join(f"{n}.untyped_storage()._cdata" for n, _ in others)
-            test = f"storages.isdisjoint(({text}, ))"
-            self.call.unless(test, "memory", "no argument shares memory with the module", "'one does'")
+    def unless(test: str) -> None:
+        writer.unless(test, "memory", "as it was", "'places or sharing that are others'")
 
-    def _pattern(self, checks: Checks, names: list[str], reals: list[Tensor]) -> None:
-        keys = [storage_key(r) for r in reals]
-        text = ", ".join(f"{name}.untyped_storage()._cdata" for name in names)
-        if len(set(keys)) == len(keys):
-            test = f"len({{{text}}}) == {len(names)}"
-            checks.unless(test, "memory", "inputs that share none", "'some share memory'")
-            return
-        checks.line(f"keys = [{text}]")
-        test = f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}"
-        checks.unless(test, "memory", "the same inputs share memory", "'other ones do'")
-        for name, real, key in zip(names, reals, keys, strict=True):
+    if memory.offsets:
+        for name, e in zip(inputs, session.entrances, strict=False):
+            if not name.startswith("state"):
+                unless(f"{name}.storage_offset() == {int(e.real.storage_offset())}")
+            for part, text in zip(parts_of(e.real), writer.parts.get(id(e.real), ()), strict=False):
+                unless(f"{text}.storage_offset() == {int(part.storage_offset())}")
+    for entrance in session.no_views:
+        unless(f"not {writer.find(entrance.real)}._is_view()")
+    for name, member in zip(inputs[len(session.entrances) :], session.members, strict=False):
+        base = base_of(member.real) if not member.is_root else None
+        unless(f"{name}._base is {writer.find(base) if base is not None else None}")
+        unless(f"{name}.storage_offset() == {int(member.offset)}")
+    if memory.changes:
+        _storages(writer, inputs, unless)
+
+
+def _storages(writer: GuardWriter, inputs: list[str], unless: Callable[[str], None]) -> None:
+    """The same inputs share storage as when the entry was made, and no others."""
+    named = [(n, part) for r, name in zip(writer.reals, inputs, strict=True)
+             for n, part in zip(writer.parts.get(id(r), [name]), parts_of(r), strict=True)]  # fmt: skip
+    mine = {id(r) for r in writer.state}
+    others = [(n, r) for n, r in named if id(r) not in mine]
+    between = {storage_key(r) for r in writer.state} & {storage_key(r) for _, r in others}
+    if between:
+        others = named
+    keys = [storage_key(r) for _, r in others]
+    text = ", ".join(f"{n}.untyped_storage()._cdata" for n, _ in others)
+    if len(set(keys)) == len(keys) and len(keys) > 1:
+        unless(f"len({{{text}}}) == {len(keys)}")
+    elif len(keys) > 1:
+        writer.script.line(f"keys = [{text}]")
+        unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
+        for (name, real), key in zip(others, keys, strict=True):
             if keys.count(key) > 1:
-                now = f"{name}.storage_offset()"
-                checks.unless(f"{now} == {real.storage_offset()}", "memory", "the same offsets", now)
+                unless(f"{name}.storage_offset() == {real.storage_offset()}")
+    if mine and others and not between:
+        unless(f"storages.isdisjoint(({text}, ))")
 
 
 def depends_on_offsets(captured: Captured) -> bool:

@@ -1,178 +1,143 @@
-"""Making one entry: the function is recorded, compiled, and given a check.
+"""Making one entry by tracing: the function is recorded, compiled, and given a check.
 
-Around the run of the function, what it leaves behind is noted: buffers that it rebinds, attributes and
-containers within its reach, lists and dictionaries among its arguments. Every call of the entry leaves the
-same behind.
+Around the run the state that the contract covers is compared: a function that changes it cannot be repeated
+by a program of tensor operations, and is refused. What the run changed is put back: eager is about to run.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import random
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.capture.rehearse import rehearse
-from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
-from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.changes import take_changes, take_traced
+from aheadgrad.errors import FallbackError
+from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
-from aheadgrad.frontends.given import refuse_shared
-from aheadgrad.frontends.guarded_values import ValueWriter
+from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.guards import GuardWriter
-from aheadgrad.frontends.leftovers import check_numbers, check_state
-from aheadgrad.frontends.mentions import compares_types
-from aheadgrad.frontends.places import Given, changed_containers, containers
-from aheadgrad.frontends.reach import Reach
-from aheadgrad.frontends.results import Kept, check_result, kept_parts
-from aheadgrad.frontends.returns import leave, return_text
-from aheadgrad.frontends.undo import Undo
+from aheadgrad.frontends.module import swapped
+from aheadgrad.frontends.plain import freeze, frozen, is_array, refill
+from aheadgrad.frontends.results import check_result, return_text
+from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dynamo import Symbols
 
 
-@dataclass(eq=False)
-class Guarded:
+@dataclass(eq=False, repr=False)
+class Guarded(Described):
     """An entry with its check; `why` tells what the check has against a call."""
 
+    name: str
     check: Callable[..., Any]
     call: Callable[..., Any]
-    why: Callable[..., None]
+    why: Callable[..., Any]
     run: Callable[..., Any]
     entry: Entry
     source: str
 
 
 class Making:
-    """One recording of a call; what is within the function's reach is looked at first."""
+    """One recording of a call."""
 
     def __init__(self, fn: Any, name: str, flat: Flat, options: Options) -> None:
-        _refuse_scripts(fn.modules() if isinstance(fn, nn.Module) else [fn])
-        _refuse_iterators(flat)
-        self.fn, self.flat, self.options = fn, flat, options
-        module = fn if isinstance(fn, nn.Module) else None
-        self.target = fn.forward if module is not None else fn
-        self.places = modules.holders(module) if module is not None else []
-        leaves = zip(flat.paths, flat.leaves, strict=True)
-        given = [(path, v) for path, v in leaves if not isinstance(v, Tensor)]
-        roots = [("" if module is not None else name, fn), *given]
-        self.reach = Reach(roots, skip=[p.table for p in self.places])
-        _refuse_scripts(self.reach.everything())
-        self.originals: dict[int, Tensor] = {}  # by the id of what the trace sees instead
-        self.kept: list[Kept] = []
+        self.fn, self.name, self.flat, self.options = fn, name, flat, options
+        others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
+        self.state = State(fn, others)
+        self._refuse(others)
+        self.look = self.state.look()
         self.has_run = False
-        self.sized = False  # are sizes symbols?
-        self.changed: list[Callable[[Any], None] | Given] = []
+        self._given = [(p, v, v.copy()) for p, v in others if isinstance(v, set | bytearray) or is_array(v)]
+        self._numbers = _random_states()
+        self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
 
-    def run(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None, undo: Undo
-    ) -> Guarded:
-        self._refuse_reached()
-        self._refuse_attributes()
-        refuse_shared(args, kwargs, self.reach.everything())
-        state = [(p.slot, p.get()) for p in self.places]
-        call = make_call(self._observed, self.flat, state, self._around)
-        call.returns = functools.partial(return_text, self.changed, self.kept)
-        found = (*self.reach.everything(), *self.flat.leaves, torch.default_generator)
+    def _refuse(self, others: list[tuple[str, Any]]) -> None:
+        """What can be seen before the function runs."""
+        given = {id(v): p for p, v in zip(self.flat.paths, self.flat.leaves, strict=True)}
+        named = [(p.path, p.get()) for p in self.state.names]
+        for path, value in (*((f"argument {p}", v) for p, v in others), *named):
+            if hasattr(type(value), "__next__"):
+                raise FallbackError(f"{path} is an iterator, which changes when it is used")
+        for path, value in others:
+            frozen(value, path)
+        for path, value in named:
+            if isinstance(value, Tensor) and id(value) in given:
+                raise FallbackError(f"argument {given[id(value)]} is the tensor {path}, which is closed over")
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
+        inputs = [(h.slot, h.get()) for h in self.state.holders]
+        call = make_call(self._observed, self.flat, inputs, self._around)
+        call.returns = return_text
+        found = (*self._objects(), *self.flat.leaves, torch.default_generator)
         call.generators = [v for v in found if isinstance(v, torch.Generator)]
-        if symbols is not None:
-            self._refuse_types()
-            call.symbols = symbols
-        self.sized = symbols is not None
-        options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         call.watched = True
-        try:
-            entry = pipeline.run(call, options)
-        except AheadgradError:
-            take_changes(self.reach, self.originals)
-            raise
-        except Exception:
-            take_traced(self.reach, self.originals)
-            raise
-        take_changes(self.reach, self.originals)  # what a backward has left while it was recorded
-        rehearse(entry.captured)
-        kind = undo.changed_argument()
-        if kind is not None:
-            raise FallbackError(f"the function changes a {kind} that it was given")
-        return self._guarded(entry, args, kwargs)
-
-    def _refuse_types(self) -> None:
-        codes = (fact.value for fact in self.reach.facts if fact.how == ".__code__")
-        if any(map(compares_types, codes)):
-            raise NeedsNumbers("the type of a number is compared, which nobody could notice")
-
-    def _refuse_reached(self) -> None:
-        """The recording sees something else in an argument's place, and itself in all others.
-
-        The state of a module that is given to it again (`functional_call`) takes its own place.
-        """
-        swapped = {id(p.get()) for p in self.places}
-        tables = {id(table) for m in self.reach.modules for table in (m._parameters, m._buffers)}
-        for path, leaf in zip(self.flat.paths, self.flat.leaves, strict=True):
-            if not isinstance(leaf, Tensor) or id(leaf) in swapped:
-                continue
-            found = self.reach.find(leaf)
-            if found is not None and id(found.holder) not in tables:
-                raise FallbackError(f"{path} is also reached from outside the arguments")
-
-    def _refuse_attributes(self) -> None:
-        """While it is recorded a function sees other tensors than it was given, without their attributes."""
-        given = [*zip(self.flat.paths, self.flat.leaves, strict=True)]
-        given += [(p.slot.describe(), p.get()) for p in self.places]
-        for path, value in given:
-            if type(value) in (Tensor, nn.Parameter) and not self.reach.names.isdisjoint(vars(value)):
-                name = min(self.reach.names.intersection(vars(value)))
-                raise FallbackError(f"{path} has an attribute {name} of its own, which the function may read")
-
-    def _guarded(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
-        values = ValueWriter(self.flat, args, kwargs, ordered=takes_any_keyword(self.target))
-        guard = GuardWriter(values, entry, self.places, self.reach, leaves=bool(self.changed)).write()
+        if symbols is not None:
+            call.symbols = symbols
+        options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
+        entry = pipeline.run(call, options)
+        forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
+        arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
+        guard = GuardWriter(arguments, entry, self.state, self.look).write()
         entry.captured.release()
-        run = guard.call
-        if self.kept or any(isinstance(put, Given) for put in self.changed):
-            run = functools.partial(leave, run)
-        return Guarded(guard.check, run, guard.why, entry.run, entry, guard.source + "\n\n" + entry.source)
+        source = guard.source + "\n\n" + entry.source
+        return Guarded(self.name, guard.check, guard.call, guard.why, entry.run, entry, source)
+
+    def put_back(self) -> None:
+        """What can be seen of Python is as it was before the function was recorded."""
+        self.state.put_back()
+        for _, value, before in self._given:
+            if freeze(value) != freeze(before):
+                refill(value, before)
+        random.setstate(self._numbers[0])
+        if self._numbers[1] is not None:
+            sys.modules["numpy"].random.set_state(self._numbers[1])
+
+    def _objects(self) -> list[Any]:
+        """The objects that the state consists of, tensors and plain values apart."""
+        return [token.value for token in self.look.tokens if hasattr(token, "value")]
 
     def _around(self, see: Callable[[Any], Any]) -> Any:
-        for place in self.places:
-            self.originals[id(see(place.get()))] = place.get()
-        return modules.swapped(self.places, see) if self.places else nullcontext()
+        self.originals = {id(see(h.get())): h.get() for h in self.state.holders}
+        return swapped(self.state.holders, see)
 
     def _observed(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The function, with what it has left behind as further results."""
+        """The function; afterwards, what it changed in the state and in its arguments."""
         self.has_run = True
-        before = containers((args, kwargs))
+        before = pytree.tree_flatten((args, kwargs))
+        tables = [(h, h.get()) for h in self.state.holders]
         result = self.fn(*args, **kwargs)
-        reached = self.reach.everything()
-        check_result(result, [*reached, *self.flat.leaves])
-        self.kept[:] = kept_parts(result, (args, kwargs), reached)
-        if self.sized:
-            check_state(self.reach)
-        new: list[tuple[Any, Any]]
-        new = [(p.put, v) for p, v in modules.rebound(self.places) if id(v) not in self.originals]
-        new += take_changes(self.reach, self.originals)
-        new += changed_containers(before)
-        self.changed[:] = [put for put, _ in new]  # arguments are left as they are until the end
-        values = [v for _, v in new]
-        if self.sized:
-            check_numbers((result, values))
-        return result, values
+        for holder, seen in tables:
+            if holder.table.get(holder.name) is not seen:
+                raise changed(holder.slot.describe())
+        now = self.state.look(self.originals)
+        if now.tokens != self.look.tokens:
+            raise changed(self.look.differences(now)[0][0])
+        for one, other in zip(self.look.tensors, now.tensors, strict=True):
+            if one is not other:
+                raise changed(self.look.places[id(one)].path)
+        self.state.put_back()  # traced tensors in the place of what they stand for: a table of parameters
+        after = pytree.tree_flatten((args, kwargs))
+        if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
+            raise changed("a list or dictionary that it was given")
+        for path, value, copy in self._given:
+            if freeze(value) != freeze(copy):
+                raise changed(path)
+        if freeze(_random_states()) != freeze(self._numbers):
+            raise FallbackError("the function draws random numbers of Python or numpy")
+        known = [*self._objects(), *(v for _, v in self.look.containers), *self.flat.leaves]
+        check_result(result, (args, kwargs), known)
+        self.state.put_back()  # what stands for the same tensors as before may have been bound anew
+        return result
 
 
-def _refuse_scripts(parts: Iterable[Any]) -> None:
-    """TorchScript runs out of Python's sight."""
-    if any(isinstance(part, torch.jit.ScriptModule | torch.jit.ScriptFunction) for part in parts):
-        raise FallbackError("TorchScript cannot be recorded")
-
-
-def _refuse_iterators(flat: Flat) -> None:
-    """What an iterator gives next is nothing that a call could be checked for."""
-    for path, value in zip(flat.paths, flat.leaves, strict=True):
-        if hasattr(type(value), "__next__"):
-            raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
+def _random_states() -> tuple[Any, Any]:
+    """Of Python's random numbers, and of numpy's where those are in use."""
+    numpy = getattr(sys.modules.get("numpy"), "random", None)
+    return random.getstate(), None if numpy is None else numpy.get_state()

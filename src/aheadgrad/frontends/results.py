@@ -1,124 +1,77 @@
-"""What a function returns besides tensors: which objects are the caller's, and which were made inside.
+"""What a function returns: tensors in some structure, and values that each call can return again.
 
-A container that the function was given, or reaches by itself, is returned as that very object. What was
-made inside is another object at each call: sets and arrays are copied, other things that can change are left
-to eager, as are those that may hold traced tensors.
+A container that was given, or an object made inside that can change, would be another one than eager's at the
+next call: such a function is left to eager.
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import enum
-import fractions
-import numbers
-import pathlib
+import functools
 import sys
 import types
-import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.frontends.given import is_container
-from aheadgrad.frontends.places import is_opened, steps
-from aheadgrad.frontends.plain import SIMPLE, is_array
+from aheadgrad.frontends.plain import FIXED, SIMPLE
+from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.symbols import is_symbolic
 
-_FIXED: tuple[type, ...] = (
-    *SIMPLE,
-    enum.Enum,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    numbers.Number,
-)
-_FIXED += (fractions.Fraction, decimal.Decimal, pathlib.PurePath, uuid.UUID, torch.finfo, torch.iinfo)
-_FIXED += (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, torch.layout)
-_FIXED += (torch.memory_format, type(...))
-_COPIED = (set, bytearray)
 
-Path = tuple[Any, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A part of the result (at `path`) that is the caller's own: at `given` in the arguments, or `thing`."""
-
-    path: Path
-    given: Path | None
-    thing: Any = None
-
-    def find(self, arguments: Any) -> Any:
-        if self.given is None:
-            return self.thing
-        for step in self.given:
-            arguments = arguments[step]
-        return arguments
-
-
-def kept_parts(result: Any, arguments: Any, reached: Iterable[Any]) -> list[Kept]:
-    """The parts of a result that are containers of the caller's."""
-    known = {id(v): Kept((), None, v) for v in reached if is_container(v) or is_copied(v)}
-    known.update({id(v): Kept((), path) for path, v in _ways(arguments) if len(path) > 1})
-    return [Kept(path, known[id(v)].given, known[id(v)].thing) for path, v in _ways(result) if id(v) in known]
-
-
-def _ways(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if is_container(value) or is_copied(value):
-        yield path, value
-    if is_opened(value):
-        for step, part in steps(value):
-            yield from _ways(part, (*path, step))
-
-
-def replaced(result: Any, path: Path, thing: Any) -> Any:
-    """The result with something else at a path."""
-    if not path:
-        return thing
-    part = replaced(result[path[0]], path[1:], thing)
-    if not isinstance(result, tuple):
-        result[path[0]] = part
-        return result
-    parts = (*result[: path[0]], part, *result[path[0] + 1 :])
-    return parts if type(result) is tuple else type(result)(*parts)
-
-
-def is_copied(value: Any) -> bool:
-    """Something that can change, and that a copy does not share anything with."""
-    if type(value) is set:
-        return all(isinstance(v, _FIXED) for v in value)
-    if is_array(value):
-        return hasattr(value, "__setitem__") and not value.dtype.hasobject
-    return type(value) in _COPIED
-
-
-def check_result(result: Any, known: Iterable[Any]) -> None:
-    """Refuses what is made inside and returned, if it can be neither copied nor returned again and again."""
-    own = {id(v) for v in known}
+def check_result(result: Any, given: Any, known: Iterable[Any]) -> None:
+    """Refuses what no entry can return: `given` are the arguments, `known` objects that are the caller's."""
+    theirs = {id(v) for v in known}
+    containers = {id(v) for v in _containers(given)} | theirs
+    for part in _containers(result):
+        if id(part) in containers:
+            raise FallbackError(f"the function returns a {type(part).__name__} that it was given")
     for leaf in pytree.tree_leaves(result):
-        if isinstance(leaf, Tensor):
-            continue
-        held = getattr(leaf, "__dict__", None)
-        inside = isinstance(held, dict) and any(isinstance(v, Tensor) for v in held.values())
-        fixed = id(leaf) in own or _is_fixed(leaf) or is_copied(leaf)
-        if inside or not fixed or isinstance(leaf, types.GeneratorType):
+        if not (isinstance(leaf, Tensor) or id(leaf) in theirs or _is_fixed(leaf)):
             raise FallbackError(
                 f"the function returns a {type(leaf).__name__}, which pytree does not know how to open"
             )
 
 
+def _containers(value: Any) -> Iterator[Any]:
+    if pytree.is_leaf(value) or (type(value) is tuple and not value):
+        return
+    if not isinstance(value, tuple):
+        yield value
+    for part in pytree.parts(value):
+        yield from _containers(part)
+
+
 def _is_fixed(value: Any) -> bool:
+    """Can this be returned again and again?"""
     if isinstance(value, types.FunctionType):  # one that was made inside may hold anything
-        named = getattr(sys.modules.get(value.__module__), value.__qualname__, None)
-        return named is value
+        return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+    if isinstance(value, slice | range):
+        return all(
+            isinstance(v, SIMPLE) and not is_symbolic(v) for v in (value.start, value.stop, value.step)
+        )
     if isinstance(value, frozenset):
         return all(map(_is_fixed, value))
-    if isinstance(value, slice | range):
-        return all(isinstance(v, _FIXED) for v in (value.start, value.stop, value.step))
-    return isinstance(value, _FIXED) or is_symbolic(value) or (is_array(value) and not is_copied(value))
+    return isinstance(value, FIXED) or is_symbolic(value)
+
+
+def return_text(spec: Any, texts: list[str], names: Namespace) -> str:
+    """The flat outputs in the user's structure."""
+    return _structure_text(spec, iter(texts), names)
+
+
+def _structure_text(spec: Any, texts: Iterator[str], names: Namespace) -> str:
+    if spec.is_leaf():
+        return next(texts)
+    if spec.type in (tuple, list):
+        parts = "".join(f"{_structure_text(c, texts, names)}, " for c in pytree.children(spec))
+        return f"({parts})" if spec.type is tuple else f"[{parts}]"
+    if spec.type is dict:
+        keys = [names.literal(key) for key in spec.context]
+        parts_ = [_structure_text(c, texts, names) for c in pytree.children(spec)]
+        return "{" + ", ".join(f"{k}: {p}" for k, p in zip(keys, parts_, strict=True)) + "}"
+    leaves = ", ".join(next(texts) for _ in range(spec.num_leaves))
+    rebuild = functools.partial(pytree.tree_unflatten, treespec=spec)
+    return f"{names.name(rebuild, 'rebuild')}([{leaves}])"

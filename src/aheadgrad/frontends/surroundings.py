@@ -21,12 +21,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from aheadgrad.frontends.state import HOOKS, State
 from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.guards import dict_version, unchanged_check
-
-_WORTH_BUILDING = 8  # calls without a change after which the check in C++ is built
-
-data_ptr = Tensor.data_ptr
+from aheadgrad.torchlayer.guards import unchanged_check
+from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 def _never(things: Any) -> bool:
@@ -42,7 +41,18 @@ class Tables:
     hooks: tuple[dict[Any, Any], ...] = field(default=())
 
 
-# held, things, state, number of hooks, ids of the state, pointers, storages
+def tables_of(state: State) -> Tables:
+    hooks = {id(vars(m)[name]) for _, m in state.modules() for name in HOOKS if name in vars(m)}
+    hooks.update(id(global_hooks()[name]) for name in GLOBAL_HOOKS)
+    tables = state.dictionaries()
+    return Tables(
+        tuple(t for t in tables if t),
+        tuple(t for t in tables if not t and id(t) not in hooks),
+        tuple(t for t in tables if not t and id(t) in hooks),
+    )
+
+
+# held, things, state, number of hooks, ids of all tensors there, pointers, storages
 Stamp = tuple[
     Callable[[Any], bool], Any, tuple[Tensor, ...], int, frozenset[int], tuple[int, ...], frozenset[int]
 ]
@@ -50,68 +60,45 @@ _NOTHING: Stamp = (_never, (), (), -1, frozenset(), (), frozenset())
 
 
 class Surroundings:
-    """The last look at the tables: `find` looks again and gives the tensors, or None for a miss.
+    """The last look at the tables: `find` looks again, and gives the inputs and all tensors, or None.
 
-    `match` checks the tensors. An entry that leaves tensors in the tables at each call never
-    `stamps`: it would only keep the old ones alive. `keep_pointers` is for entries that change
-    their inputs: which tensors share memory matters to them, and a tensor that moves to other
-    memory has another pointer.
+    `match` checks the inputs. `keep_pointers` is for entries that change their inputs: which tensors share
+    memory matters to them, and a tensor that moves to other memory has another pointer.
     """
 
     def __init__(
         self,
-        find: Callable[[], tuple[Tensor, ...] | None],
+        find: Callable[[], tuple[tuple[Tensor, ...], list[Tensor]] | None],
         match: Callable[..., bool],
         tables: Tables,
         *,
         keep_pointers: bool,
-        stamps: bool,
     ) -> None:
         self.find = find
         self.match = match
         self.tables = tables
         self.keep_pointers = keep_pointers
-        self.stamps = stamps
         self.stamp: Stamp = _NOTHING
-        self.bystanders: Callable[[], tuple[Any, ...]] = tuple  # tensors there that are no inputs
 
     def renew(self) -> Stamp | None:
-        """Looks at every place again."""
-        hooks, before = RemovableHandle.next_id, self._versions()
-        tensors = self.find()
-        if tensors is None or not self.match(*tensors):
+        """Looks at every place again; not while another thread has traced tensors in the module."""
+        with RECORDING:
+            return self._renew()
+
+    def _renew(self) -> Stamp | None:
+        hooks = RemovableHandle.next_id
+        held, things = unchanged_check((*self.tables.full, *self.tables.empty))
+        found = self.find()
+        if found is None or not self.match(*found[0]):
             self.stamp = _NOTHING
             return None
+        tensors, everything = found
         pointers: tuple[int, ...] = ()
         storages = frozenset[int]()
         if self.keep_pointers:
-            pointers = tuple(map(data_ptr, tensors))
-            storages = self.storages_of(tensors)
-        rest = (tensors, hooks, frozenset(map(id, (*tensors, *self.bystanders()))), pointers, storages)
-        if self.stamps and self._versions() == before and not any(self.tables.hooks):
-            self.stamp = (self._compare(before, rest), (), *rest)
+            pointers = tuple(map(Tensor.data_ptr, tensors))
+            storages = frozenset(map(storage_key, tensors))
+        rest = (tensors, hooks, frozenset(map(id, everything)), pointers, storages)
+        if held(things) and not any(self.tables.hooks):  # the first check notes the versions
+            self.stamp = (held, things, *rest)
         return (_never, (), *rest)
-
-    @staticmethod
-    def storages_of(tensors: tuple[Tensor, ...]) -> frozenset[int]:
-        return frozenset(storage_key(t) for t in tensors if isinstance(t, Tensor))  # `why` sees any value
-
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(map(dict_version, self.tables.full))
-
-    def _compare(self, versions: tuple[int, ...], rest: Any) -> Callable[[Any], bool]:
-        """Compares in Python at first: modules that change at each call are not worth more."""
-        calls = 0
-
-        def held(things: Any) -> bool:
-            nonlocal calls
-            if any(self.tables.empty) or self._versions() != versions:
-                return False
-            calls += 1
-            if calls == _WORTH_BUILDING:
-                check, things = unchanged_check((*self.tables.full, *self.tables.empty))
-                if check(things) and self._versions() == versions and not any(self.tables.empty):
-                    self.stamp = (check, things, *rest)
-            return True
-
-        return held

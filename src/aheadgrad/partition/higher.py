@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
 from aheadgrad.capture.histories import at_hand, kept_by_eager
@@ -63,14 +64,10 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
-    for g in derivative.gradients:
-        if g is None:
-            kept.append(())
-            saved.append(SavedSet())
-            continue
-        positions: set[int] = set()
-        used = _used(derivative, g, here, set(boundary), symbols)
-        used += _also_kept(derivative, g, [value for value, _ in used], here, set(boundary))
+    for component, g in zip(derivative.joint.components, derivative.gradients, strict=True):
+        positions = set(range(len(given.tensors) + len(tangents))) if g is None else set()  # who knows
+        used = [] if g is None else _used(derivative, g, here, set(boundary), symbols)
+        used += _also_kept(derivative, component, [value for value, _ in used], here, set(boundary))
         for value, user in used:
             if id(value) not in boundary:
                 boundary[id(value)] = len(pool)
@@ -83,12 +80,12 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
 
 
 def _also_kept(
-    derivative: Derivative, g: Gradients, used: list[Tensor], here: set[int], boundary: set[int]
+    derivative: Derivative, component: Component, used: list[Tensor], here: set[int], boundary: set[int]
 ) -> list[tuple[Tensor, str]]:
     """What eager keeps beside that, as far as it is at hand."""
     trace = derivative.cutter.trace
     found = []
-    for value in kept_by_eager(trace, g.component.nodes, used, derivative.cutter.source):
+    for value in kept_by_eager(trace, component.nodes, used, derivative.cutter.source):
         whole = at_hand(trace, value, boundary, here)
         if whole is not None:
             found.append((whole, "derivatives of higher order"))
@@ -106,8 +103,9 @@ def _used(
     crossed = walk_backward(cutter, g, here, tangents, users, values, boundary, given)
     for i in crossed:
         record = cutter.trace.records[i]
-        if record.phase == "forward" and is_random(record.target):
-            raise _not_kept(f"the result of {record.target}, which draws random numbers")
+        if record.phase == "forward" and record.keep:
+            why = "draws random numbers" if is_random(record.target) else "must not run twice"
+            raise _not_kept(f"the result of {record.target}, which {why}")
     for key, value in values.items():
         if key not in boundary and cutter.trace.producer(value) is None:
             raise _not_kept("an input")

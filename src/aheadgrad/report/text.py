@@ -8,6 +8,7 @@ from aheadgrad.program.show import type_text
 
 if TYPE_CHECKING:
     from aheadgrad.capture.stage import Captured
+    from aheadgrad.program.program import Program
     from aheadgrad.runtime.stage import Entry
 
 
@@ -33,3 +34,25 @@ def explain_entry(number: int, entry: Entry) -> str:
     lines += [f"  {name}: a size" for name, _ in entry.split.all_saved.sizes]
     lines.append(f"  together {total} bytes")
     return "\n".join(lines)
+
+
+def summary(entry: Entry) -> str:
+    """`12 ops forward, 20 backward; saves 3 tensors, 4.0 KiB`: an entry in one line."""
+    split = entry.split
+    backward = sum(_ops(p) for p in split.backwards if p is not None)
+    text = f"{_ops(split.forward)} ops forward"
+    if not backward:
+        return text
+    tensors = split.all_saved.tensors
+    size = sum(int(s.value.numel() * s.value.element_size()) for s in tensors)
+    return f"{text}, {backward} backward; saves {len(tensors)} tensors, {_bytes(size)}"
+
+
+def _ops(program: Program) -> int:
+    return sum(node.op == "call_function" for node in program.graph.nodes)
+
+
+def _bytes(size: int) -> str:
+    units = ("bytes", "KiB", "MiB", "GiB")
+    power = min((max(size, 1).bit_length() - 1) // 10, 3)
+    return f"{size} bytes" if not power else f"{size / 1024**power:.1f} {units[power]}"

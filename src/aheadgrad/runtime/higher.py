@@ -20,7 +20,7 @@ from aheadgrad.backends.registry import compile_program
 from aheadgrad.capture.components import Component
 from aheadgrad.capture.forward import explained
 from aheadgrad.capture.higher import Derivative, Level, differentiate
-from aheadgrad.capture.joint import dense_order, dense_strides
+from aheadgrad.capture.joint import dense_order
 from aheadgrad.errors import AheadgradError, HigherOrderError
 from aheadgrad.partition.higher import split_higher
 from aheadgrad.partition.split import SavedSet, backward_program
@@ -28,12 +28,14 @@ from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.backward_for import at_hand, backward_for, lays_out
 from aheadgrad.runtime.by_sizes import BySizes, record
+from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.fates import fate_of
 from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.assumptions import Sizes
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
 
@@ -79,7 +81,7 @@ class Higher:
 
         def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
             step, tangents = self._find(tangents)
-            if isinstance(step, BySizes):
+            if isinstance(step, BySizes | ByValues):
                 step = step.find([*sizes, *held[:count], *(t for t in tangents if t is not None)])
             if isinstance(step, Failure):
                 return step([])
@@ -132,7 +134,7 @@ class Higher:
             derivative.fixed_sizes = sizes
             return make_step(derivative, self.saved, self.ways, state)
 
-        return record(level, [*at_hand(self.saved), *tangents], make)
+        return record(level, [*at_hand(self.saved), *tangents], len(tangents), make)
 
 
 def one_by_one(

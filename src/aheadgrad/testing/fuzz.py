@@ -46,7 +46,7 @@ Function = Callable[..., Any]
 class Settings:
     """What a worker needs to know."""
 
-    compiler: str = "aheadgrad"
+    compiler: str = "trace"
     backward: tuple[str, ...] = ("all", "each")
     extra: int = 3
     order: int = 1
@@ -109,38 +109,56 @@ class Outcome:
     reason: str | None = None
     derivatives: tuple[tuple[int, int], ...] = ()  # by order: backwards that ran compiled under create_graph
     replayed: int = 0  # further ways in which it was called
+    peers: int = 0  # disagreements that the peer has, too
 
 
 @dataclass(frozen=True)
 class Compiler:
-    """How to compile strictly and, where that fails with ``refusal``, with a fallback."""
+    """How to compile strictly and, where that fails with ``refusal``, with a fallback.
+
+    What ``peer`` does differently from eager in the same way does not count against us.
+    """
 
     strict: Callable[[Function], Function]
     lenient: Callable[[Function], Function]
     refusal: tuple[type[BaseException], ...] = ()
+    peer: Callable[[Function], Function] | None = None
 
 
 def load_compiler(name: str) -> Compiler:
-    """``aheadgrad``, ``eager``, or ``module:function``."""
+    """``trace`` and ``dynamo`` (our front ends), ``eager``, or ``module:function``."""
     if name == "eager":
         return Compiler(lambda fn: fn, lambda fn: fn)
-    if name == "aheadgrad":
+    if name in ("trace", "dynamo"):
         package = importlib.import_module("aheadgrad")
         errors = importlib.import_module("aheadgrad.errors")
         return Compiler(
-            lambda fn: package.compile(fn, fallback="error"),
-            lambda fn: package.compile(fn, fallback="warn", max_entries=64),
+            lambda fn: package.compile(fn, frontend=name, fallback="error"),
+            lambda fn: package.compile(fn, frontend=name, fallback="warn", max_entries=64),
             (errors.FallbackError,),
+            (lambda fn: torch.compile(fn, backend="eager")) if name == "dynamo" else None,
         )
     module, _, function = name.partition(":")
     if not function:
-        raise SystemExit(f"--compiler {name}: expected aheadgrad, eager or module:function")
+        raise SystemExit(f"--compiler {name}: expected trace, dynamo, eager or module:function")
     compile_with: Callable[[Function], Function] = getattr(importlib.import_module(module), function)
     return Compiler(compile_with, compile_with)
 
 
 def check(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
+    """As `check_alone`, less what the peer does differently from eager as well."""
+    outcome = check_alone(program, settings, compiler)
+    if not outcome.disagreements or compiler.peer is None:
+        return outcome
+    theirs = check_alone(program, settings, Compiler(compiler.peer, compiler.peer)).disagreements
+    ours = tuple(d for d in outcome.disagreements if d.kind not in {t.kind for t in theirs})
+    return replace(outcome, disagreements=ours, peers=len(outcome.disagreements) - len(ours))
+
+
+def check_alone(program: Program, settings: Settings, compiler: Compiler) -> Outcome:
     """Compile one program and compare it with eager, if asked for in other ways besides."""
+    if compiler.peer is not None:
+        torch.compiler.reset()
     outcome = check_once(program, settings, compiler)
     if program.seed >= settings.replay:
         return outcome
@@ -247,6 +265,11 @@ def summary(done: Sequence[Outcome], seconds: float) -> str:
         lines.append(
             f"  {len(again)} of them called again on one compiled callable, {sum(again)} times in all"
         )
+    peers = sum(bool(outcome.peers) for outcome in done)
+    if peers:
+        lines.append(
+            f"  {peers} of them differ from eager in ways that torch.compile(backend='eager') does, too"
+        )
     lines += [f"  {count:6}  {reason}" for reason, count in reasons.most_common()]
     return "\n".join(lines)
 
@@ -266,7 +289,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="reduce failing programs before showing them")
     parser.add_argument("--max-report", type=int, default=5, help="how many failing programs to show")
     parser.add_argument("--max-uncompiled", type=float, default=1.0, help="percentage that may fall back")
-    parser.add_argument("--compiler", default="aheadgrad", help="aheadgrad, eager or module:function")
+    parser.add_argument("--compiler", default="trace", help="trace, dynamo, eager or module:function")
     parser.add_argument("--backward", default="all,each", help=f"ways, of {','.join(BACKWARD_KINDS)}")
     parser.add_argument("--extra", type=int, default=3, help="scenarios per program beside the first")
     parser.add_argument("--replay", type=int, default=0, help="how many to call again in other ways too")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
+from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 from aheadgrad.torchlayer.unbacked import set_aside
 
@@ -26,27 +27,50 @@ def assumptions(mode: FakeTensorMode) -> int:
     return 0 if mode.shape_env is None else len(mode.shape_env.guards)
 
 
+def hints_of(env: ShapeEnv) -> dict[Any, Any]:
+    """By symbol, the number that it was when it was made. (Torch has renamed the table.)"""
+    table: dict[Any, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return table
+
+
+class Assumed:
+    """All that is assumed of symbolic sizes now, to compare with and to go back to."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        assert mode.shape_env is not None
+        self.mode, self.env = mode, mode.shape_env
+        self.count, self.state = assumptions(mode), _state(self.env)
+
+    @property
+    def changed(self) -> bool:
+        return assumptions(self.mode) != self.count
+
+    def restore(self) -> None:
+        _restore(self.env, self.state)
+
+
 @contextmanager
 def on_trial(mode: FakeTensorMode) -> Iterator[Callable[[], bool]]:
     """Yields a question: is something assumed that was not before? If so it is forgotten at the end."""
-    env = mode.shape_env
-    assert env is not None
-    count, before = assumptions(mode), _state(env)
+    before = Assumed(mode)
     try:
-        yield lambda: assumptions(mode) != count
+        yield lambda: before.changed
     finally:
-        if assumptions(mode) != count:
-            _restore(env, before)
+        if before.changed:
+            before.restore()
 
 
 @contextmanager
 def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     """Symbols stand for these numbers; that, and what is assumed inside, is forgotten at the end."""
+    must_be_held()
     env = mode.shape_env
     assert env is not None
     before = _state(env)
     set_aside(env, sizes)
-    env.replacements.update({symbol: sympy.Integer(n) for symbol, n in sizes.items()})
+    numbers = {symbol: sympy.Integer(n) for symbol, n in sizes.items()}
+    env.replacements.update(numbers)
+    hints_of(env).update(numbers)
     _changed(env)
     evaluate = env.evaluate_expr
 

@@ -12,23 +12,19 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
+def tensor_guards(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = None) -> Any:
+    """Its `check`, in C++, tells whether tensors look like these (and are all different objects).
 
-def tensor_check(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = None) -> Callable[..., bool]:
-    """A C++ function that tells whether tensors look like these (and are all different objects).
-
-    It looks at type, dispatch keys, dtype, device, `requires_grad`, sizes and strides. `symbolic` gives,
-    by id, the traced values of those with symbolic sizes, which may be any.
+    `check_verbose` says how they do not. Both look at type, dispatch keys, dtype, device, `requires_grad`,
+    sizes and strides. `symbolic` gives, by id, the traced values of those whose sizes may be any.
     """
     fakes = [(symbolic or {}).get(id(t), t) for t in tensors]
-    guards = torch._C._dynamo.guards.TensorGuards(
+    return torch._C._dynamo.guards.TensorGuards(
         *tensors,
         dynamic_dims_sizes=[_fixed(f.size()) for f in fakes],
         dynamic_dims_strides=[_fixed(f.stride()) for f in fakes],
     )
-    check: Callable[..., bool] = guards.check
-    return check
 
 
 def _fixed(numbers: Any) -> Any:

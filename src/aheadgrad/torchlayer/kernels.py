@@ -12,7 +12,7 @@ import math
 import traceback
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,9 +38,12 @@ class NotAsked(Exception):
 
 def is_open_question(t: torch.Tensor) -> bool:
     """Has the tensor a dimension whose stride makes no difference to where its elements are, and is small?"""
-    if not any(type(n) is int and n < 2 for n in t.size()):
-        return False
-    return math.prod(hints(t.size())) <= _LARGEST_RESULT
+    return has_unit_size(t) and math.prod(hints(t.size())) <= _LARGEST_RESULT
+
+
+def has_unit_size(t: torch.Tensor) -> bool:
+    """Has the tensor a dimension of one element, or none?"""
+    return any(type(n) is int and n < 2 for n in t.size())
 
 
 @contextmanager
@@ -65,15 +68,24 @@ def _is_torchs(func: Any) -> bool:
     return str(getattr(func, "__module__", None) or "torch").startswith("torch")
 
 
-def ask_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of an op for tensors like these, full of zeros; raises what the kernel raises."""
+def ask_kernel(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    number: Callable[[Any], int] = lambda n: hints((n,))[0],
+    most: int = _MOST_ELEMENTS,
+) -> Any:
+    """The results of an op for tensors like these, full of zeros; raises what the kernel raises.
+
+    `number` gives the numbers for symbolic sizes; `most`: how many elements all arguments may have together.
+    """
     if not isinstance(func, OpOverload) or func.namespace != "aten" or is_mutable(func):
         raise NotAsked
     if any(tag in func.tags for tag in _TAGS):
         raise NotAsked
     draws = torch.Tag.nondeterministic_seeded in func.tags
     with for_real():
-        args, kwargs = _zeros((args, kwargs))
+        args, kwargs = _zeros((args, kwargs), number, most)
         try:
             with random.preserved(draws):
                 return func(*args, **kwargs)
@@ -89,7 +101,7 @@ def error_of_function(func: Any, args: Any, kwargs: Any, error: Exception) -> Ex
         return error
     with for_real(), random.preserved():
         try:
-            args, kwargs = _zeros((args, kwargs))
+            args, kwargs = _zeros((args, kwargs), lambda n: hints((n,))[0], _MOST_ELEMENTS)
             func(*args, **kwargs)
         except NotAsked:
             return error
@@ -103,14 +115,14 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, NotImplementedError) and _REFUSED in getattr(error, "__notes__", ())
 
 
-def _zeros(values: Any) -> Any:
+def _zeros(values: Any, number: Callable[[Any], int], most: int) -> Any:
     """Arguments with real zeros in place of recorded tensors."""
     total, count = 0, 0
 
     def real(value: Any) -> Any:
         nonlocal total, count
         if isinstance(value, torch.SymInt):
-            return hints((value,))[0]
+            return number(value)
         if isinstance(value, torch.SymFloat | torch.SymBool | torch.Generator):
             raise NotAsked
         if isinstance(value, types.FunctionType):
@@ -120,9 +132,9 @@ def _zeros(values: Any) -> Any:
         fake = isinstance(value, FakeTensor)
         if not (fake or functional.is_wrapped(value)) or value.layout is not torch.strided:
             raise NotAsked
-        size, stride = hints(value.size()), hints(value.stride())
+        size, stride = tuple(map(number, value.size())), tuple(map(number, value.stride()))
         total, count = total + _length(size, stride), count + 1
-        if total > _MOST_ELEMENTS or value.is_quantized:
+        if total > most or value.is_quantized:
             raise NotAsked
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
         room = torch.empty_strided(size, stride, dtype=value.dtype, device=device).zero_()

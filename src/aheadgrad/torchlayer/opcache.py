@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
-from aheadgrad.errors import NeedsNumbers
+from aheadgrad.errors import FallbackError, NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
-from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, hints, is_open_question
+from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, has_unit_size, hints, is_open_question
+from aheadgrad.torchlayer.strides import NotKnown, same_numbers, strides_by_kernel
 from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
@@ -58,7 +59,11 @@ class _Uncacheable(Exception):
 
 def _flat(out: Any) -> list[Any]:
     """Tensors among an op's results."""
-    return [t for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, Tensor)]
+    return [t for t in _parts(out) if isinstance(t, Tensor)]
+
+
+def _parts(out: Any) -> Any:
+    return out if isinstance(out, list | tuple) else (out,)
 
 
 class OpCache:
@@ -111,12 +116,12 @@ class OpCache:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
             spec = self.specs.get(key, _MISSING)
         except (_Uncacheable, TypeError):
+            if any(type(a) is torch.UntypedStorage for a in args):
+                raise FallbackError("a tensor is made of a storage (set_, torch.Tensor(storage))") from None
             if func is _VIEW:
                 _check_view(*args)
             out = self.mode.dispatch(func, types, args, kwargs)
-            if self.exact:
-                self._check_strides(func, args, kwargs, out)
-            return out
+            return self._with_exact_strides(func, args, kwargs, out) if self.exact else out
         if spec is not _MISSING:
             return self._make(spec, args)
         if not _cacheable(func):
@@ -145,18 +150,27 @@ class OpCache:
             return out
         return pytree.tree_map(self._like, real)
 
-    def _check_strides(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Symbolic strides of dimensions of one element or none are what the kernel gives."""
+    def _with_exact_strides(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """The same for symbolic sizes; without an answer, strides are to be asked for with numbers."""
         fakes = _flat(out)
+        if is_view_op(func) or not any(map(has_unit_size, fakes)) or any(t.is_sparse for t in fakes):
+            return out
+        assert self.mode.shape_env is not None
         try:
-            if is_view_op(func) or not any(map(is_open_question, fakes)):
-                return
-            real = ask_kernel(func, args, kwargs)
-        except Exception:
-            return
-        for fake, t in zip(fakes, _flat(real), strict=False):
-            if (hints(fake.size()), hints(fake.stride())) != (t.size(), t.stride()) and not fake.is_sparse:
-                raise NeedsNumbers(f"strides of {func} with symbolic sizes are not known")
+            strides = iter(strides_by_kernel(self.mode.shape_env, func, args, kwargs, fakes))
+        except NotAsked:
+            return out
+        except NotKnown:
+            raise NeedsNumbers(f"strides of {func} with symbolic sizes are not known") from None
+        return pytree.tree_map(
+            lambda t: self._laid_out(t, next(strides)) if isinstance(t, Tensor) else t, out
+        )
+
+    def _laid_out(self, t: Any, stride: tuple[Any, ...]) -> Any:
+        if same_numbers(t.stride(), stride):
+            return t
+        room = torch.empty_strided(t.size(), stride, dtype=t.dtype, device=_META)
+        return FakeTensor(self.mode, room, t.fake_device)
 
     def _without_references(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op on tensors without data: the kernel's own checks and results."""

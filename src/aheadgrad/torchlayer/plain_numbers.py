@@ -27,13 +27,13 @@ from torch import SymBool, SymFloat, SymInt, sym_float
 
 from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer.fake import GuardOnDataDependentSymNode
+from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 _PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
 _EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _CONVERSIONS = ((SymInt, "__int__"), (SymInt, "__index__"), (SymBool, "__bool__"), (SymInt, "__bool__"))
-_lock = threading.Lock()
 _active = threading.local()  # in this thread: which files are the user's
 _users = 0  # how many recordings are under way
 _undo: list[Callable[[], None]] = []
@@ -47,10 +47,10 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
     """
     global _users
     before = getattr(_active, "is_users", None), getattr(_active, "refused", None)
-    with _lock:
-        if not _users:
-            _install()
-        _users += 1
+    must_be_held()
+    if not _users:
+        _install()
+    _users += 1
     _active.is_users, _active.refused = functools.cache(is_users), None
     try:
         yield
@@ -58,11 +58,10 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
             raise _active.refused
     finally:
         _active.is_users, _active.refused = before
-        with _lock:
-            _users -= 1
-            if not _users:
-                while _undo:
-                    _undo.pop()()
+        _users -= 1
+        if not _users:
+            while _undo:
+                _undo.pop()()
 
 
 def _asked_by_user() -> bool:

@@ -1,0 +1,142 @@
+"""What `aheadgrad.compile` returns for a function, whichever front end: a callable that tells what it did.
+
+fast.entries      what was compiled so far
+fast.source       the generated code of all entries
+fast.misses       why each entry after the first was made
+fast.fallbacks    what ran uncompiled: reason, line, how often
+fast.breaks       where Dynamo split the function, and why
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from aheadgrad.capture.lift import Lift
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import FallbackError, FallbackWarning
+from aheadgrad.options import Options
+from aheadgrad.report.text import explain_entry, summary
+from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
+
+MISS = object()
+
+
+class Lines(list[Any]):
+    """A list that prints as one line for each element."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(str, self)) or "none"
+
+    __str__ = __repr__
+
+
+class Fallbacks(dict[str, int]):
+    """How often something ran uncompiled, by reason; `where` has the user's line for some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: dict[str, str] = {}
+
+    def count(self, reason: str, where: str = "") -> bool:
+        """One more. Is it the first for this reason?"""
+        if where:
+            self.where.setdefault(reason, where)
+        self[reason] = self.get(reason, 0) + 1
+        return self[reason] == 1
+
+    def __repr__(self) -> str:
+        lines = (f"{count} × {reason}{self._at(reason)}" for reason, count in self.items())
+        return "\n".join(lines) or "none"
+
+    def _at(self, reason: str) -> str:
+        return f" ({self.where[reason]})" if reason in self.where else ""
+
+
+class CompiledFunction:
+    """A function compiled by one of the front ends, which say how it is called."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._module = fn if isinstance(fn, nn.Module) else None
+        self.options = options
+        self.entries: Lines = Lines()
+        self.misses: Lines = Lines()
+        self.breaks: Lines = Lines()
+        self.fallbacks = Fallbacks()
+        self.calls: list[Callable[..., Any]] = []  # each gives MISS for what does not fit
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.miss(args, kwargs)
+
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that none of `calls` takes."""
+        raise NotImplementedError
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """As of the function itself: one with nothing to copy is shared. Entries are made anew."""
+        fn = copy.deepcopy(self._fn, memo)
+        return self if fn is self._fn else type(self)(fn, self.options)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the name leads here, as functions; otherwise the function and the options."""
+        name = str(getattr(self, "__qualname__", ""))
+        found: Any = sys.modules.get(str(getattr(self, "__module__", "")))
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (type(self), (self._fn, self.options))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self._fn, "__name__", type(self._fn).__name__))
+
+    @property
+    def source(self) -> str:
+        return "\n\n".join(f"# entry {i}\n{e.source}" for i, e in enumerate(self.entries))
+
+    def explain(self) -> str:
+        """What was captured and decided, entry by entry."""
+        if not self.entries:
+            return "Nothing is compiled yet: call the function first."
+        return "\n\n".join(explain_entry(i, e.entry) for i, e in enumerate(self.entries))
+
+    def note_uncompiled(self, reason: str, where: str = "", error: Exception | None = None) -> None:
+        """Before something runs uncompiled: counted, and said once; or an error, if that was asked for."""
+        if self.options.fallback == "error":
+            raise error or FallbackError(reason)
+        if self.fallbacks.count(reason, where):
+            at = f" ({where})" if where else ""
+            text = f"aheadgrad runs {self.name} uncompiled: {reason}{at}."
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
+
+
+class Described:
+    """An entry that prints as one line."""
+
+    entry: Any
+    name: str
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {summary(self.entry)}"
+
+
+def runs_the_original() -> bool:
+    """Under a transform, or inside a recording, which want to see the function's own ops."""
+    if transform_level() is not None or dual_level() >= 0:
+        return True
+    return bool(function_modes()) and any(map(_is_tracing, active_function_modes()))
+
+
+def _is_tracing(mode: Any) -> bool:
+    """A recording of ours, or one of torch's own."""
+    return isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.")
