@@ -284,6 +284,25 @@ def test_a_refusal_that_the_function_catches_still_counts(name: str) -> None:
     assert not compiled.entries
 
 
+def test_values_of_a_fixed_number_of_rows() -> None:
+    """The mask must have as many, which the kernel checks; a single row is broadcast, and so not this."""
+    x = torch.randn(5, 3, dtype=torch.float64)
+    for rows in (3, 1):
+        compiled = strict(lambda x, v, m: torch.index_put(x * 2, (m,), v).pow(2))
+        for mask in MASKS:
+            v, w = (torch.randn(rows, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+            w.data.copy_(v.data)
+            m = torch.tensor(mask).bool()
+            if rows == 3 and sum(mask) != 3:
+                with pytest.raises(RuntimeError, match="shape mismatch"):
+                    compiled(x, v, m)
+                continue
+            compiled(x, v, m).sum().backward()
+            torch.index_put(x * 2, (m,), w).pow(2).sum().backward()
+            assert torch.equal(v.grad, w.grad)  # type: ignore[arg-type]
+        assert len(compiled.entries) == 1
+
+
 def test_nothing_is_guarded_on_such_a_size() -> None:
     compiled = strict(lambda x, m: x[m].view(-1, 2).sum(0))
     x = torch.arange(8.0)

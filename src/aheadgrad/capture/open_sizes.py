@@ -66,7 +66,8 @@ class OpenSizes:
         new, self.checked = trace.records[self.checked :], len(trace.records)
         if not trace.numbers:
             return
-        if self.demands.equalities() or self.demands.replaced(trace.numbers):
+        equal = [*self.demands.equalities(), *self.demands.replaced(trace.numbers)]
+        if not all(map(self._is_forced, equal)):
             raise FallbackError("a size that values decide has to be equal to another one")
         makers = {i for made in trace.numbers.values() for i in made}
         for i, record in enumerate(new, self.checked - len(new)):
@@ -76,6 +77,16 @@ class OpenSizes:
                 elif any(map(sizes_in, record.tensors())):
                     for n in (0, 1):
                         self._check_size(record, n)
+
+    def _is_forced(self, relation: Any) -> bool:
+        """Has the forward's kernel seen to it? `x[mask] = v` has, with a `v` of several rows: a backward finds
+        as many in the mask."""
+        if len(relation.args) != 2:
+            return False
+        symbol, number = sorted(relation.args, key=lambda part: bool(part.is_number))
+        makers = self.session.trace.numbers.get(symbol, ())
+        in_backward = bool(makers) and all(self.session.trace.records[i].phase != "forward" for i in makers)
+        return in_backward and bool(number.is_number) and int(number) > 1
 
     def _check_size(self, record: Record, n: int) -> None:
         expected = sizes_of(record.out, n)
