@@ -13,7 +13,8 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from threading import RLock
 from types import CodeType
 from typing import Any, Protocol
 
@@ -35,6 +36,7 @@ _REFUSALS = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)  
 _NOT_SHOWN = ("Hint:", "Developer debug context", "For more details", "User stack trace", "from user code")
 _NOT_OURS_TO_CATCH = (exc.ResumePrologueTracingError, exc.RecompileError)
 _LOG = logging.getLogger("torch._dynamo.convert_frame")
+_one_at_a_time = RLock()  # as Dynamo compiles; what is patched is put back in order
 _PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
@@ -93,7 +95,7 @@ class _Frames:
         if self._noted is not None:
             self._noted.raised = None
         try:
-            with quiet_logs(), _quiet_about_limits():
+            with _one_at_a_time, _hooks_are_guarded(), quiet_logs(), _quiet_about_limits():
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         except Exception as error:
             return self._failed(teller, code, error)
@@ -133,6 +135,12 @@ class _Frames:
             raise inner from None
         teller.failed(code, error)
         return _AS_IT_IS
+
+
+def _hooks_are_guarded() -> AbstractContextManager[None]:
+    """A hook that is added to a part of a module later is seen; Dynamo would leave that out."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+    return patched
 
 
 @contextmanager
