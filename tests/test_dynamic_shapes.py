@@ -224,6 +224,7 @@ def test_what_cannot_be_recorded_with_symbols_is_recorded_with_numbers() -> None
         close(compiled(x), fn(x))
 
 
+@pytest.mark.filterwarnings("ignore::aheadgrad.errors.FallbackWarning")
 def test_sizes_kept_by_the_function_are_numbers() -> None:
     class Net(torch.nn.Module):
         rows = 0

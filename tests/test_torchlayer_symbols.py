@@ -14,7 +14,7 @@ from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor, new_mode, symbolic_like
 from aheadgrad.torchlayer.fxcode import takes_two_lists
-from aheadgrad.torchlayer.guards import shape_check, tensor_check
+from aheadgrad.torchlayer.guards import shape_check, tensor_guards
 
 
 def symbolic(*shape: int, name: str = "x") -> FakeTensor:
@@ -96,7 +96,7 @@ def test_checks_leave_symbolic_sizes_open_and_ask_what_was_assumed() -> None:
     mode = new_mode(dynamic=True)
     fakes = [symbolic_like(mode, t, name) for t, name in ((x, "x"), (y, "y"))]
     assert fakes[0].shape[1] == 3
-    look = tensor_check([x, y], {id(x): fakes[0], id(y): fakes[1]})
+    look = tensor_guards([x, y], {id(x): fakes[0], id(y): fakes[1]}).check
     sizes, text = shape_check(fakes)
     assert "t0" in text
     others = torch.randn(6, 3), torch.randn(6, 3)

@@ -7,12 +7,14 @@ joint       gradients recorded in the same trace
 split       forward and backward programs, and what is saved between them
 compiled    executables
 entry       one generated function with everything around the call
+rehearsal   ops that eager would run and the program does not need are run once: they may raise
 """
 
 from __future__ import annotations
 
 from aheadgrad.backends.stage import compile_split
 from aheadgrad.capture.forward import Call
+from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.capture.stage import Captured, capture_call
 from aheadgrad.options import Options
 from aheadgrad.partition.stage import partition
@@ -37,4 +39,7 @@ def run(call: Call, options: Options) -> Entry:
         with journal.stage("compile"):
             compiled = compile_split(split, options)
         with journal.stage("assemble"):
-            return make_entry(captured, split, compiled, options, journal)
+            entry = make_entry(captured, split, compiled, options, journal)
+        with journal.stage("rehearse"):
+            rehearse(captured)
+        return entry

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 import aheadgrad
 from aheadgrad.testing import Inputs, assert_same
@@ -19,6 +19,11 @@ from aheadgrad.testing import Inputs, assert_same
 def strict(fn: Any, **options: Any) -> Any:
     """Compiled, and never uncompiled by the back door."""
     return aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
+
+
+def default(fn: Any, **options: Any) -> Any:
+    """Compiled by the default front end; nothing that Dynamo finds runs uncompiled."""
+    return aheadgrad.compile(fn, fallback="error", **options)
 
 
 def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
@@ -33,6 +38,13 @@ def leaves(*tensors: Tensor, **kwargs: Any) -> Inputs:
 def same(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> Any:
     """Compiles a function strictly and compares it with eager in every scenario."""
     compiled = strict(fn)
+    assert_same(fn, compiled, make, **options)
+    return compiled
+
+
+def same_by_default(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> Any:
+    """As `same`, with the default front end."""
+    compiled = default(fn)
     assert_same(fn, compiled, make, **options)
     return compiled
 
@@ -108,12 +120,13 @@ def same_module(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     around: Callable[[], Any] = nullcontext,
     between: Callable[[Any, int], None] | None = None,
+    compile: Callable[[Any], Any] = strict,
 ) -> tuple[nn.Module, nn.Module]:
     """Eager and compiled, step by step, from the same start: everything bitwise the same."""
     torch.manual_seed(0)
     eager = make()
     other = copy.deepcopy(eager)
-    compiled = strict(other)
+    compiled = compile(other)
     optimizers = None if optimizer is None else [optimizer(eager.parameters()), optimizer(other.parameters())]
     for i, args in enumerate(calls):
         if between is not None:
@@ -140,3 +153,44 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def plays(play: Callable[[Any], Any], *, uncompiled: bool = False, **options: Any) -> list[Any]:
+    """What a play does with `compile` in its hands is what it does with nothing compiled.
+
+    It yields (or returns) what is compared. With no options this is the default front end, and something has
+    to be compiled of each function.
+    """
+    compiled = []
+
+    def compile_it(fn: Any) -> Any:
+        compiled.append(aheadgrad.compile(fn, **{"max_entries": 64, **options}))
+        return compiled[-1]
+
+    assert_equal(_seen(play(lambda fn: fn)), _seen(play(compile_it)))
+    assert uncompiled or all(fast.entries for fast in compiled)
+    return compiled
+
+
+def _seen(results: Any) -> list[Any]:
+    """Everything that a play gave, as it was at that time."""
+    kept = [results] if not isinstance(results, Iterator) else results
+    return [tree_map(lambda v: v.detach().clone() if isinstance(v, Tensor) else v, v) for v in kept]
+
+
+def agree(fn: Callable[..., Any], compiled: Any, *args: Any, **kwargs: Any) -> None:
+    """Values and gradients of one more call."""
+    given = [a for a in [*args, *kwargs.values()] if isinstance(a, Tensor) and a.requires_grad and a.is_leaf]
+    found = []
+    for run in (fn, compiled):
+        for t in given:
+            t.grad = None
+        torch.manual_seed(0)
+        out = run(*args, **kwargs)
+        first = out[0] if isinstance(out, tuple) else out
+        if isinstance(first, Tensor) and first.requires_grad:
+            first.sum().backward()
+        flags = (first.requires_grad, first.stride(), first.is_inference(), first.device)
+        found.append((flags, out, [None if t.grad is None else t.grad.clone() for t in given]))
+    assert found[0][0] == found[1][0]
+    assert_equal(found[0][1:], found[1][1:])

@@ -247,6 +247,22 @@ def tensor_parallel(rank: int, way: str) -> None:
     compare(steps(one, one, 0), steps(two, compiled(two, way), 0))
 
 
+def batches_of_many_sizes(rank: int, way: str) -> None:
+    one, two = twins(Block)
+    for model in (one, two):
+        parallelize_module(model, mesh(), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fast = compiled(two, way)
+    for n in (4, 6, 9, 5):
+        found: list[Values] = []
+        for model, call in ((one, one), (two, fast)):
+            x = torch.randn(n, 6, generator=torch.Generator().manual_seed(n), requires_grad=True)
+            loss = call(x).pow(2).sum()
+            loss.backward()
+            found.append([copied(loss), copied(x.grad), *(copied(p.grad) for p in model.parameters())])
+            model.zero_grad()
+        assert_equal(*found, f"size {n}")
+
+
 # ---- functions of DTensors, and collectives -------------------------------------------------
 
 

@@ -81,6 +81,10 @@ def test_tensor_parallel_modules(pool: Pool, way: str) -> None:
     fully_compiled(pool, cases.tensor_parallel, way)
 
 
+def test_parallel_modules_with_batches_of_many_sizes(pool: Pool) -> None:
+    assert fully_compiled(pool, cases.batches_of_many_sizes, "dynamo") <= 2
+
+
 FUNCTIONS = [
     cases.local,
     cases.matmul,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +35,10 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def test_many_threads_make_the_first_call() -> None:
+    calls = SimpleNamespace(count=0)
+
     def fn(x: Tensor) -> Tensor:
+        calls.count += 1
         return (x * 2).sin().sum()
 
     compiled = strict(fn)
@@ -46,6 +50,7 @@ def test_many_threads_make_the_first_call() -> None:
 
     in_threads(12, work)
     assert len(compiled.entries) == 1
+    assert calls.count == 1
 
 
 @pytest.mark.parametrize("dynamic", [None, False, True])

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from aheadgrad.capture.placed import is_seen, without_rooms
 from aheadgrad.capture.trace import Made, Record, Trace
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot, Tangent
@@ -250,7 +251,9 @@ class Cutter:
             for v in build.graph.output_node().args[0]  # type: ignore[union-attr]
         )
         signature = Signature(tuple(p.slot for p in inputs), tuple(slot for slot, _ in outputs))
-        return Program(role, build.graph, signature, build.constants)
+        made = Program(role, build.graph, signature, build.constants)
+        without_rooms(made.graph, [r for r, (s, _) in zip(made.results, outputs, strict=True) if is_seen(s)])
+        return made
 
     def _due(self, writes: Sequence[Write]) -> list[tuple[int, Write]]:
         """Each write with the index of the record before which it stands.

@@ -112,7 +112,7 @@ def run(session: Session, call: Call) -> Forward:
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):
-                result = call.invoke(see)
+                held = [call.invoke(see)]  # a list: frames that hold the result itself would be counted
         except Exception as error:
             told = explained(error)
             if not isinstance(told, AheadgradError):
@@ -123,14 +123,14 @@ def run(session: Session, call: Call) -> Forward:
                 raise
             raise told from error
         after = torch.is_grad_enabled()
-        if call.watched and session.handed.left_behind(result):
+        if call.watched and session.handed.left_behind(held):
             raise FallbackError("the function leaves a tensor somewhere, which a recording cannot repeat")
         with functional.outside():
             if set_inside or random.was_set(generator, *before_all):
                 raise FallbackError("the random state is set inside the function")
         for known_generator, *_ in session.generators or ():
             session.check_generator(known_generator)
-        flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
+        flat, spec = pytree.tree_flatten(held.pop(), is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
@@ -212,7 +212,7 @@ def explained(error: Exception) -> Exception:
             "While a function is recorded its tensors have no values. Instead:\n"
             "  1. choose with tensor operations: torch.where(condition, a, b);\n"
             "  2. pass the number as a Python argument (a new value compiles a new entry);\n"
-            '  3. use torch.compile(fn, backend="aheadgrad"), which compiles around such a line.'
+            '  3. use frontend="dynamo", which compiles around such a line.'
         )
     if isinstance(error, AheadgradError):
         return error

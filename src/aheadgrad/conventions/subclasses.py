@@ -94,14 +94,21 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
     """The forward, taking and returning whole tensors; `results` are those of the program itself."""
     if not captured.session.veiled:
         return forward
-    entering = [e.value for e in captured.session.entrances]
+    entering = [value for _, value in captured.wholes]
+    tensors = len(captured.session.entrances)
     given_parts = captured.session.given_parts()
     leaving = [(e.value, _is_handed_out(captured, i)) for i, e in enumerate(captured.exits)]
 
     def inline(script: Script, given: list[str]) -> list[str]:
         places: list[str] = []
-        for value, name in zip(entering, given, strict=True):
-            places += open_up(script, value.form, name) if type(value) is Bundle else [name]
+        wholes_given, numbers = iter(given[:tensors]), iter(given[tensors:])
+        for value in entering:
+            if type(value) is Bundle:
+                places += open_up(script, value.form, next(wholes_given))
+            elif isinstance(value, Tensor):
+                places.append(next(wholes_given))
+            else:
+                places.append(next(numbers) if is_symbolic(value) else script.names.literal(value))
         values = iter(_lines(forward, script, places, results))
         wholes: list[str] = []
         for i, (value, wanted) in enumerate(leaving):
@@ -116,7 +123,7 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
             wholes.append(put_together(script.names, value.form, iter(parts)) if wanted else "None")
         return [*wholes, *values]
 
-    return _boxed("forward_of_wholes", inline, len(entering))
+    return _boxed("forward_of_wholes", inline, tensors + len(captured.numbers))
 
 
 def unchanged_wholes(captured: Captured) -> frozenset[str]:

@@ -25,7 +25,7 @@ from aheadgrad.frontends.guarded_arguments import ArgumentWriter, same_value
 from aheadgrad.frontends.guarded_memory import Memory, write_memory
 from aheadgrad.frontends.misses import Reason, shown, tensor_reason
 from aheadgrad.frontends.plain import describe, freeze, frozen
-from aheadgrad.frontends.state import Look, Place, State, is_plain_list
+from aheadgrad.frontends.state import ABSENT, Look, Place, State, is_plain_list
 from aheadgrad.frontends.surroundings import Surroundings, tables_of
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
@@ -87,6 +87,7 @@ class GuardWriter:
         why.lines = [self._whys.get(i, line) for i, line in enumerate(self.script.lines)]
         self.script.lines += self._run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
+        del self.arguments  # each knows the other, and both know the caller's tensors
         return Guard(check.function("args, kwargs")[0], call, why.function("args, kwargs")[0], source)
 
     def unless(self, test: str, what: str, assumed: Any, now: str) -> None:
@@ -163,17 +164,23 @@ class GuardWriter:
             value, text = place.get(), self._text(place)
             if isinstance(value, ModuleType):
                 continue
-            if not isinstance(value, Tensor):
+            if value is ABSENT:
+                empty = f"{self.names.name(place.get, 'contents')}() is {self.names.name(ABSENT, 'ABSENT')}"
+                self.unless(empty, place.path, "nothing yet", "'something'")
+            elif not isinstance(value, Tensor):
                 self.unless(same_value(self.names, text, value, place.path), place.path, value, text)
             elif id(value) in self.where:
                 self.unless(f"{text} is {self.where[id(value)]}", place.path, "the same tensor", text)
-            elif id(value) in inputs:
-                name = self.where[id(value)] = f"x{len(self.where)}"
-                self.script.line(f"{name} = {text}")
             else:
-                self.unless(
-                    f"isinstance({text}, {self.names.name(Tensor, 'Tensor')})", place.path, "a tensor", text
-                )
+                if id(value) in inputs:
+                    name = self.where[id(value)] = f"x{len(self.where)}"
+                    self.script.line(f"{name} = {text}")
+                else:
+                    kind = self.names.name(Tensor, "Tensor")
+                    self.unless(f"isinstance({text}, {kind})", place.path, "a tensor", text)
+                if self.given:  # the function may ask whether it was given this very tensor
+                    test = " and ".join(f"{text} is not {given}" for given in self.given.values())
+                    self.unless(test, place.path, "none of the arguments", "'one of them'")
 
     def _text(self, place: Place) -> str:
         holder = self.names.name(place.holder, "holder")

@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.module import swapped
-from aheadgrad.frontends.plain import freeze, is_array, refill
+from aheadgrad.frontends.plain import freeze, frozen, is_array, refill
 from aheadgrad.frontends.results import check_result, return_text
 from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
@@ -51,15 +50,26 @@ class Making:
     def __init__(self, fn: Any, name: str, flat: Flat, options: Options) -> None:
         self.fn, self.name, self.flat, self.options = fn, name, flat, options
         others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
-        for path, value in others:
-            if hasattr(type(value), "__next__"):
-                raise FallbackError(f"argument {path} is an iterator, which changes when it is used")
         self.state = State(fn, others)
+        self._refuse(others)
         self.look = self.state.look()
         self.has_run = False
         self._given = [(p, v, v.copy()) for p, v in others if isinstance(v, set | bytearray) or is_array(v)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
+
+    def _refuse(self, others: list[tuple[str, Any]]) -> None:
+        """What can be seen before the function runs."""
+        given = {id(v): p for p, v in zip(self.flat.paths, self.flat.leaves, strict=True)}
+        named = [(p.path, p.get()) for p in self.state.names]
+        for path, value in (*((f"argument {p}", v) for p, v in others), *named):
+            if hasattr(type(value), "__next__"):
+                raise FallbackError(f"{path} is an iterator, which changes when it is used")
+        for path, value in others:
+            frozen(value, path)
+        for path, value in named:
+            if isinstance(value, Tensor) and id(value) in given:
+                raise FallbackError(f"argument {given[id(value)]} is the tensor {path}, which is closed over")
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
         inputs = [(h.slot, h.get()) for h in self.state.holders]
@@ -72,8 +82,6 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        self.put_back()
-        rehearse(entry.captured)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
         guard = GuardWriter(arguments, entry, self.state, self.look).write()
@@ -111,6 +119,10 @@ class Making:
         now = self.state.look(self.originals)
         if now.tokens != self.look.tokens:
             raise changed(self.look.differences(now)[0][0])
+        for one, other in zip(self.look.tensors, now.tensors, strict=True):
+            if one is not other:
+                raise changed(self.look.places[id(one)].path)
+        self.state.put_back()  # traced tensors in the place of what they stand for: a table of parameters
         after = pytree.tree_flatten((args, kwargs))
         if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
             raise changed("a list or dictionary that it was given")
@@ -121,6 +133,7 @@ class Making:
             raise FallbackError("the function draws random numbers of Python or numpy")
         known = [*self._objects(), *(v for _, v in self.look.containers), *self.flat.leaves]
         check_result(result, (args, kwargs), known)
+        self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result
 
 

@@ -31,7 +31,7 @@ TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KEPT_BY_TORCH = vars(nn.Module()).keys() - {*TABLES, *HOOKS, "training"}
 _CAN_CHANGE = (list, dict, set, deque, bytearray)
-_ABSENT = object()
+ABSENT = object()
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +47,13 @@ class Place:
             try:
                 return self.holder.cell_contents
             except ValueError:
-                return _ABSENT
-        return self.holder.get(self.key, _ABSENT)
+                return ABSENT
+        return self.holder.get(self.key, ABSENT)
 
     def put(self, value: Any) -> None:
         if isinstance(self.holder, CellType):
             self.holder.cell_contents = value
-        elif value is _ABSENT:
+        elif value is ABSENT:
             self.holder.pop(self.key, None)
         else:
             self.holder[self.key] = value
@@ -130,8 +130,8 @@ class State:
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
             self.names += [Place(cell, None, name) for name, cell in cells]
-            named = (name for name in _names_in(fn.__code__) if name in fn.__globals__)
-            self.names += [Place(fn.__globals__, name, name) for name in named]
+            named = dict.fromkeys(n for n in _names_in(fn.__code__) if n in fn.__globals__)
+            self.names += [Place(fn.__globals__, n, n) for n in named]
             for place in self.names:
                 self._tree(place.get(), place.path)
             if hasattr(fn, "__wrapped__"):
@@ -187,7 +187,7 @@ class State:
             for key in [k for k in table if k not in before]:
                 del table[key]
             for key, value in before.items():
-                if table.get(key, _ABSENT) is not value:
+                if table.get(key, ABSENT) is not value:
                     table[key] = value
         for place, value in self._values:
             if place.get() is not value:
@@ -206,13 +206,12 @@ def changed(path: str) -> FallbackError:
     return error
 
 
-def _names_in(code: CodeType) -> list[str]:
+def _names_in(code: CodeType) -> Iterator[str]:
     """The names that a function's own code (and what is defined inside it) mentions."""
-    found = dict.fromkeys(code.co_names)
+    yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found.update(dict.fromkeys(_names_in(const)))
-    return list(found)
+            yield from _names_in(const)
 
 
 def is_plain_list(value: Any) -> bool:

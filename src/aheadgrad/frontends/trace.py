@@ -6,16 +6,25 @@ What cannot be recorded runs uncompiled, with its reason.
 
 from __future__ import annotations
 
-import threading
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.capture.origins import stacklevel_of_user
-from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning, reason_of
+from aheadgrad.errors import (
+    AheadgradError,
+    DataDependentError,
+    FallbackError,
+    InvalidOption,
+    InvalidProgram,
+    RecompileWarning,
+    reason_of,
+)
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
@@ -30,6 +39,7 @@ from aheadgrad.torchlayer.dispatch import default_devices
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import is_wrapped
+from aheadgrad.torchlayer.lock import RECORDING
 
 _FULL = "the limit of entries is reached"
 _TOO_DEEP = "the arguments are nested too deeply to be recorded"
@@ -44,12 +54,13 @@ class TracedFunction(CompiledFunction):
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(fn, options)
         self._shapes = Shapes(options.dynamic)
-        self._lock = threading.RLock()
         self._full = False
-        self._refused: dict[Any, str] = {}  # by what calls look like from afar
+        self._refused: dict[Any, Exception] = {}  # by what calls look like from afar
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._fn(*args, **kwargs)
         for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
@@ -71,12 +82,12 @@ class TracedFunction(CompiledFunction):
                 self._explain(args, kwargs)
             return self._uncompiled(_FULL, args, kwargs)
         seen = _from_afar(args, kwargs, leaves, self._fn)
-        reason = self._refused.get(seen)
-        if reason is None and len(self._refused) >= self.options.max_entries:
-            reason = "calls of other kinds were refused too often"
-        if reason is not None:
-            return self._uncompiled(reason, args, kwargs)
-        with self._lock:
+        made: Any = self._refused.get(seen)
+        if made is None and len(self._refused) >= self.options.max_entries:
+            made = FallbackError("calls of other kinds were refused too often")
+        if made is not None:
+            return self._refuse(made, args, kwargs)
+        with RECORDING:  # another recording may have the module's parameters replaced for the moment
             for entry in self.entries:  # another thread may have compiled what this one needs
                 out = entry.call(args, kwargs)
                 if out is not MISS:
@@ -85,15 +96,15 @@ class TracedFunction(CompiledFunction):
             miss = self._explain(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
                 self._too_many(miss)
-                return self._uncompiled(_FULL, args, kwargs)
-            made = self._try(flat, args, kwargs, seen)
-            if isinstance(made, Exception):
-                return self._refuse(made, args, kwargs)
-            self.entries.append(made)
-            self.calls.append(made.call)
-            if miss is not None:
-                self.misses.append(miss)
-        return made.call(args, kwargs)
+            else:
+                made = self._try(flat, args, kwargs, seen)
+            if isinstance(made, Guarded):
+                self.entries.append(made)
+                self.calls.append(made.call)
+                if miss is not None:
+                    self.misses.append(miss)
+                return made.call(args, kwargs)
+        return self._fn(*args, **kwargs) if made is None else self._refuse(made, args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, parameter_names(self._fn))
@@ -106,16 +117,17 @@ class TracedFunction(CompiledFunction):
 
     def _too_many(self, miss: Miss | None) -> None:
         self._full = True
+        if self.options.fallback == "error":
+            raise FallbackError(_FULL)
+        self.fallbacks.count(_FULL)
         changing = misses.what_keeps_changing([*self.misses, *([miss] if miss else [])])
-        if self.options.fallback != "error":
-            self.fallbacks.setdefault(_FULL, 0)
-            warnings.warn(
-                f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
-                f"uncompiled. What keeps changing: {changing}. Raise max_entries "
-                f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
-                RecompileWarning,
-                stacklevel=stacklevel_of_user(),
-            )
+        warnings.warn(
+            f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
+            f"uncompiled. What keeps changing: {changing}. Raise max_entries "
+            f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
+            RecompileWarning,
+            stacklevel=stacklevel_of_user(),
+        )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.note_uncompiled(reason)
@@ -123,10 +135,10 @@ class TracedFunction(CompiledFunction):
 
     def _refuse(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs what could not be recorded in eager, which shows whether the function itself is at fault."""
-        if self.options.fallback == "error":
-            raise error
+        if self.options.fallback == "error" or isinstance(error, InvalidProgram | InvalidOption):
+            raise error.with_traceback(None)
         if isinstance(error, AheadgradError):
-            self.note_uncompiled(reason_of(error))
+            self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
         self.note_uncompiled(f"recording it raises {reason_of(error)}")
@@ -154,7 +166,7 @@ class TracedFunction(CompiledFunction):
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and getattr(error, "has_run", False):
             if not getattr(error, "once", False) or seen in self._warned_of:
-                self._refused[seen] = reason_of(error)
+                self._refused[seen] = copy.copy(error)  # without the frames, which hold tensors
             self._warned_of.add(seen)
         return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
 
@@ -176,6 +188,15 @@ class TracedFunction(CompiledFunction):
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or is_wrapped(value))
+
+
+def _why(error: AheadgradError) -> tuple[str, str]:
+    """Why a call runs uncompiled, and the line of the user's if one is known."""
+    reason = reason_of(error)
+    if isinstance(error, DataDependentError):
+        reason = 'a tensor\'s value decides what to do; frontend="dynamo" compiles around such a line'
+    lines = (line.removeprefix("  at ") for line in str(error).splitlines() if line.startswith("  at "))
+    return reason, next(lines, "")
 
 
 def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fn: Any) -> Any:

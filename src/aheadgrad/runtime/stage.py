@@ -32,8 +32,8 @@ from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import SizeTexts
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
-from aheadgrad.torchlayer.subclasses import values_of
-from aheadgrad.torchlayer.symbols import expression
+from aheadgrad.torchlayer.subclasses import Bundle, values_of
+from aheadgrad.torchlayer.symbols import expression, places
 
 
 @dataclass(eq=False)
@@ -112,10 +112,18 @@ def _used_before(captured: Captured) -> tuple[str, ...]:
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
     if not captured.session.veiled:
         return arranged(captured, compiled.forward)
-    if captured.numbers:
-        raise FallbackError("symbolic numbers are given beside tensor subclasses")
+    if captured.numbers and _subclasses_have_symbols(captured):
+        raise FallbackError("symbolic numbers are given beside tensor subclasses with symbolic sizes")
     forward = compiled.forward
     return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
+
+
+def _subclasses_have_symbols(captured: Captured) -> bool:
+    """May the size of a subclass be a symbol: given, returned or as a tangent?"""
+    given = [(e.real, e.value) for e in captured.session.entrances if e.form is not None]
+    if any(id(real) in captured.session.fakes or any(map(places, value.parts)) for real, value in given):
+        return True
+    return any(type(e.value) is Bundle for e in captured.exits)
 
 
 def _results(captured: Captured, split: SplitPrograms) -> int:
