@@ -206,7 +206,7 @@ def explained(error: Exception) -> Exception:
     if (
         reads_memory
         or isinstance(error, DATA_DEPENDENT_ERRORS)
-        or (isinstance(error, DataDependentError) and "\n  at " not in str(error))
+        or (isinstance(error, DataDependentError) and "Instead:" not in str(error))
     ):
         what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
