@@ -114,6 +114,11 @@ def is_too_large(value: Any) -> bool:
     return is_array(value) and (value.dtype.hasobject or value.nbytes > _LARGEST)
 
 
+def shares_memory(array: Any, t: torch.Tensor) -> bool:
+    start = array.ctypes.data
+    return bool(start <= t.data_ptr() < start + array.nbytes)
+
+
 def frozen(value: Any, path: str) -> Any:
     """As `freeze`, for what an entry is about to assume."""
     if is_too_large(value):
