@@ -16,6 +16,7 @@ from torch import Tensor
 from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import (
     AheadgradError,
+    DataDependentError,
     FallbackError,
     InvalidOption,
     InvalidProgram,
@@ -40,6 +41,7 @@ from aheadgrad.torchlayer.lock import RECORDING
 
 _FULL = "the limit of entries is reached"
 _TOO_DEEP = "the arguments are nested too deeply to be recorded"
+_AROUND_IT = '; frontend="dynamo" compiles around such a line'
 _UNCHECKED = "a property of the arguments cannot be checked"
 _WATCHED = "a TorchFunctionMode around the call wants to see each function"
 _CHOOSE = (str, bool, type(None), torch.dtype, torch.device)  # values that code chooses its way by
@@ -133,7 +135,8 @@ class TracedFunction(CompiledFunction):
         if self.options.fallback == "error" or isinstance(error, InvalidProgram | InvalidOption):
             raise error.with_traceback(None)
         if isinstance(error, AheadgradError):
-            self.note_uncompiled(reason_of(error))
+            way_out = _AROUND_IT if isinstance(error, DataDependentError) else ""
+            self.note_uncompiled(reason_of(error) + way_out)
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
         self.note_uncompiled(f"recording it raises {reason_of(error)}")
