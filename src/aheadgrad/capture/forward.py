@@ -216,7 +216,7 @@ def explained(error: Exception) -> Exception:
             "While a function is recorded its tensors have no values. Instead:\n"
             "  1. choose with tensor operations: torch.where(condition, a, b);\n"
             "  2. pass the number as a Python argument (a new value compiles a new entry);\n"
-            '  3. use frontend="dynamo", which compiles around such a line.'
+            '  3. use frontend="dynamo" (the default), which compiles around such a line.'
         )
     if isinstance(error, AheadgradError):
         return error

@@ -24,11 +24,12 @@ from aheadgrad.frontends.guarded_ambient import write_ambient
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter, same_value
 from aheadgrad.frontends.guarded_memory import Memory, write_memory
 from aheadgrad.frontends.misses import Reason, shown, tensor_reason
-from aheadgrad.frontends.plain import describe, freeze, frozen
+from aheadgrad.frontends.plain import describe, freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import ABSENT, Look, Place, State, is_plain_list
 from aheadgrad.frontends.surroundings import Surroundings, tables_of
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.guards import shape_check, tensor_guards
@@ -78,6 +79,7 @@ class GuardWriter:
         self._trees()
         self._names()
         self._containers()
+        self._refuse_arrays()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
         self._autograd(inputs)
@@ -202,6 +204,15 @@ class GuardWriter:
                 now = f"{self.names.name(freeze, 'freeze')}({self.names.name(value, 'holder')})"
                 known = self.names.name(frozen(value, path), "frozen")
                 self.unless(f"{now} == {known}", path, "as it was", self.names.name(value, "holder"))
+
+    def _refuse_arrays(self) -> None:
+        """Arrays are compared by contents: one with the same contents may come, in other memory."""
+        session = self.captured.session
+        if session.recorder.borrowed:
+            values = [*self.arguments.flat.leaves, *(value for _, value in self.look.containers)]
+            arrays = [v for v in pytree.tree_leaves(values) if is_array(v)]
+            if any(shares_memory(a, t) for a in arrays for t in session.trace.constants.values()):
+                raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
 
     def find(self, real: Tensor) -> str:
         """How the check calls an input: an argument, one of the state, something closed over."""
