@@ -11,13 +11,13 @@ import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from aheadgrad.capture.placed import is_seen, without_rooms
+from aheadgrad.capture.ports import FreshCopy, Port, Write, Written
 from aheadgrad.capture.trace import Made, Record, Trace
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot, Tangent
@@ -26,44 +26,6 @@ from aheadgrad.torchlayer.fxnames import Names
 from aheadgrad.torchlayer.symbols import SymbolNodes, expression, is_symbolic, places, symbols_of_numbers
 
 _DETACH = torch.ops.aten.detach.default
-
-
-@dataclass(frozen=True, eq=False)
-class Port:
-    """A placeholder: its meaning, the traced value it stands for, its name."""
-
-    slot: Slot
-    value: Any
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
-class FreshCopy:
-    """Uses of an input go through a copy of it (`clone`) or an alias (`view`)."""
-
-    value: Tensor
-    target: Any
-    name: str
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        return (list(self.value.shape),) if self.target is torch.ops.aten.view.default else ()
-
-
-@dataclass(frozen=True, eq=False)
-class Write:
-    """An input's update kept inside the graph: `target(value, new)` after all that reads the old value."""
-
-    target: Any
-    value: Tensor
-    new: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Written:
-    """As an output: the input after the write that the graph makes."""
-
-    value: Tensor
 
 
 class Cutter:
