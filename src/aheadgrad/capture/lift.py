@@ -181,6 +181,8 @@ class Lift(TorchFunctionMode):
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""
         session, disguises = self.session, self.session.disguises
+        if isinstance(given, Tensor):
+            session.limits.parted(given)
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(session, given)
             session.limits.new_shape(given)
