@@ -4,57 +4,19 @@ from __future__ import annotations
 
 import functools
 import operator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
+from aheadgrad.capture.ports import Port, Write, Written
 from aheadgrad.capture.trace import Made, Record
-from aheadgrad.program.slots import Slot, Tangent
+from aheadgrad.program.slots import Tangent
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.symbols import SymbolNodes, is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.capture.cut import Cutter
-
-
-@dataclass(frozen=True, eq=False)
-class Port:
-    """A placeholder: its meaning, the traced value it stands for, its name."""
-
-    slot: Slot
-    value: Any
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
-class FreshCopy:
-    """Uses of an input go through a copy of it (`clone`) or an alias (`view`)."""
-
-    value: Tensor
-    target: Any
-    name: str
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        return (list(self.value.shape),) if self.target is torch.ops.aten.view.default else ()
-
-
-@dataclass(frozen=True, eq=False)
-class Write:
-    """An input's update kept inside the graph: `target(value, new)` after all that reads the old value."""
-
-    target: Any
-    value: Tensor
-    new: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Written:
-    """As an output: the input after the write that the graph makes."""
-
-    value: Tensor
 
 
 class Builder:

@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aheadgrad.capture.build import Builder, FreshCopy, Port, Write, Written, base_name, tells
+from aheadgrad.capture.build import Builder, base_name, tells
 from aheadgrad.capture.placed import is_seen, without_rooms
+from aheadgrad.capture.ports import FreshCopy, Port, Write
 from aheadgrad.capture.trace import Trace
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fxnames import Names
 from aheadgrad.torchlayer.symbols import expression, is_symbolic, places, symbols_of_numbers
-
-__all__ = ["Cutter", "FreshCopy", "Port", "Write", "Written"]
 
 _DETACH = torch.ops.aten.detach.default
 

@@ -9,11 +9,12 @@ from typing import Any
 from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.components import Component, Target
-from aheadgrad.capture.cut import Cutter, Port
+from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.origins import raised_below_users_code
+from aheadgrad.capture.ports import Port
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph

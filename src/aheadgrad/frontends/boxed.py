@@ -32,7 +32,7 @@ from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
-from aheadgrad.torchlayer.dynamo import dynamos_mode, symbols_of, under_dynamo
+from aheadgrad.torchlayer.dynamo import dynamos_mode, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
@@ -224,20 +224,7 @@ class _Runner:
             tests.append(f"{name}.storage_offset() == {int(member.offset)}")
             if not is_foreign(member.real):
                 tests.append(f"{_storage(name)} == {_storage(self._find(member.owner))}")
-        return self._kinds() + tests + self._apart(tensors)
-
-    def _kinds(self) -> list[str]:
-        """Inputs that are one tensor stay one; what requires grad is checked where Dynamo does not."""
-        tests, first = [], dict[int, str]()
-        grads = not under_dynamo() and self.entry.captured.forward.grad_mode_before
-        for value, name in zip(self.args, self.names, strict=True):
-            if not isinstance(value, Tensor):
-                continue
-            if first.setdefault(id(value), name) != name:
-                tests.append(f"{first[id(value)]} is {name}")
-            elif grads and (value.is_floating_point() or value.is_complex()):
-                tests.append(f"{name}.requires_grad is {value.requires_grad}")
-        return tests
+        return tests + self._apart(tensors)
 
     def _apart(self, tensors: list[str]) -> list[str]:
         """Nothing that is changed shares memory; tensors of the module that are not changed are left out."""

@@ -30,11 +30,6 @@ class Symbols:
     optional: bool = False
 
 
-def under_dynamo() -> bool:
-    """Is this a compilation that Dynamo asked for (and will guard)?"""
-    return TracingContext.try_get() is not None
-
-
 def dynamos_mode() -> FakeTensorMode | None:
     """The fake mode of the compilation that Dynamo asked for."""
     context = TracingContext.try_get()
