@@ -103,7 +103,7 @@ def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
         if name in _KEEPS_NO_STRIDES:
             return False
         return not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
-    return "out" in kwargs or kwargs.get("inplace") is True
+    return kwargs.get("out") is not None or kwargs.get("inplace") is True
 
 
 class Lift(TorchFunctionMode):
@@ -314,7 +314,8 @@ class Lift(TorchFunctionMode):
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)
         if func is not torch.Tensor.__setitem__ and len(written) == 1:
-            check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
+            others = args if kwargs.get("out") is not None else args[1:]
+            check_memory(name, written[0][0], tensors_among(others))
         records = self.session.trace.records
         before = len(records)
         out = None
