@@ -80,7 +80,7 @@ PLAIN_DECODERS = {
     "qwen3": case("Qwen3", **HEADS, fast=True),
     "phi": case("Phi", **PLAIN, resid_pdrop=0.1),
     "phi3": case("Phi3", **GROUPED),
-    "gemma": case("Gemma", **HEADS),
+    "gemma": case("Gemma", **HEADS, fast=True),
     "gemma2": case("Gemma2", **HEADS, sliding_window=4),
     "gemma3": Case(lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**HEADS, sliding_window=4)), text),
     "stablelm": case("StableLm", **GROUPED),

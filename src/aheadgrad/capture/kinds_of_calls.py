@@ -41,4 +41,4 @@ def writes(func: Any, kwargs: dict[str, Any]) -> bool:
         if name in _KEEPS_NO_STRIDES:
             return False
         return not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
-    return "out" in kwargs or kwargs.get("inplace") is True
+    return kwargs.get("out") is not None or kwargs.get("inplace") is True

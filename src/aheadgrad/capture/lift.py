@@ -290,7 +290,8 @@ class Lift(TorchFunctionMode):
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)
         if func is not torch.Tensor.__setitem__ and len(written) == 1:
-            check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
+            others = args if kwargs.get("out") is not None else args[1:]
+            check_memory(name, written[0][0], tensors_among(others))
         records = self.session.trace.records
         before = len(records)
         out = None
