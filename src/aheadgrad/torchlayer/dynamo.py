@@ -22,12 +22,14 @@ class Symbols:
 
     `items` are the numbers that zero-dimensional tensors stand for: Dynamo passes a Python float
     that changes from call to call as a tensor. `optional`: whoever calls can do without symbols.
+    `numbers` are symbols for Python numbers among the flat arguments, by position.
     """
 
     mode: FakeTensorMode | None = None
     fakes: dict[int, FakeTensor] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
     optional: bool = False
+    numbers: dict[int, Any] = field(default_factory=dict)
 
 
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:

@@ -39,13 +39,14 @@ def keys_of(t: Tensor) -> str:
 
 
 def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
-    """A function that tells whether tensors' sizes meet all that a trace with symbolic sizes assumed.
+    """A function that tells whether sizes and numbers meet all that a trace with symbols assumed.
 
-    And what it tests, as text over the tensors `t0`, `t1`, ...
+    And what it tests, as text over the tensors and symbolic numbers `t0`, `t1`, ...
     """
     from torch._dynamo.source import LocalSource
 
-    env = fakes[0].fake_mode.shape_env
+    first = fakes[0]
+    env = first.fake_mode.shape_env if isinstance(first, Tensor) else first.node.shape_env
     names = [f"t{i}" for i in range(len(fakes))]
     parts = env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
     text = " and ".join(f"({part})" for part in parts) or "True"  # a part may be an `or`

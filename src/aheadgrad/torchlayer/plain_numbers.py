@@ -148,12 +148,17 @@ def _exact(original: Any) -> Any:
     return operation
 
 
+def _may_be_odd(made: Any, operands: set[Any]) -> bool:
+    """May this be a zero with a sign, added to a zero? Floats that are given are any; sizes are not."""
+    return 0 in operands and not all(symbol.is_integer for symbol in made.free_symbols)
+
+
 def _check_order(out: Any, a: Any, b: Any) -> None:
     operands = {expression(sym_float(v)) if is_symbolic(v) else float(v) for v in (a, b)}
     made = expression(out)
     if len(made.args) == 2 and all(part in operands or -part in operands for part in made.args):
         return
-    if made in operands or -made in operands:  # one of them is 0 or 1
-        return
+    if made.free_symbols and (made in operands or -made in operands) and not _may_be_odd(made, operands):
+        return  # one of them is 0 or 1
     _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
     raise _active.refused
