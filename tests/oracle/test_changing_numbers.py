@@ -82,7 +82,7 @@ def outcome(fn: Callable[..., Any], x: Tensor, *args: Any) -> Any:
 
 
 def same_for(fn: Callable[..., Any], compiled: Any, t: Any) -> None:
-    x, y = leaf(4, 3), leaf(4, 3)
+    x, y = leaf(4, 3, dtype=torch.float64), leaf(4, 3, dtype=torch.float64)
     expected, found = outcome(fn, x, t), outcome(compiled, y, t)
     left, right = (v if isinstance(v, tuple) else (v,) for v in (expected, found))
     for a, b in zip(left, right, strict=True):
@@ -201,14 +201,14 @@ class Annealed(nn.Module):
 def test_annealed_training_through_dynamo() -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    eager, other = Annealed(), Annealed()
+    eager, other = Annealed().double(), Annealed().double()
     other.load_state_dict(eager.state_dict())
     count = CompileCounterWithBackend("aheadgrad")
     run = torch.compile(other, backend=count)
     for k in range(2, 12):
         losses = []
         for call, model in ((eager, eager), (run, other)):
-            x = leaf(5, 3, seed=k)
+            x = leaf(5, 3, seed=k, dtype=torch.float64)
             loss = call(x, 1 / k, k)
             (g,) = torch.autograd.grad(loss, x, create_graph=True)
             (g.square().sum() + loss).backward()

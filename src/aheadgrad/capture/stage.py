@@ -119,7 +119,7 @@ class Captured:
         """Slots and traced values of all program inputs, numbers where they were given."""
         found: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in self.session.entrances]
         if self.session.veiled:
-            return opened(found)
+            return [*opened(found), *((s.slot, s.value) for s in self.scalars if is_symbolic(s.value))]
         for scalar in reversed(self.scalars):
             found.insert(self._place(scalar), (scalar.slot, scalar.value))
         return found

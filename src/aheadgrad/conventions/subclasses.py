@@ -94,7 +94,7 @@ def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed
     """The forward, taking and returning whole tensors; `results` are those of the program itself."""
     if not captured.session.veiled:
         return forward
-    entering = [e.value for e in captured.session.entrances]
+    entering = [*(e.value for e in captured.session.entrances), *captured.numbers]
     given_parts = captured.session.given_parts()
     leaving = [(e.value, _is_handed_out(captured, i)) for i, e in enumerate(captured.exits)]
 

@@ -30,11 +30,11 @@ from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
-from aheadgrad.torchlayer.dynamo import symbols_of
+from aheadgrad.torchlayer.dynamo import mark_dynamic, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
 
@@ -150,12 +150,25 @@ class _Runner:
                 script.line(f"return {otherwise}({', '.join(self.names)})")
         numbers = [n for value, n in zip(self.args, self.names, strict=True) if is_symbolic(value)]
         run = script.names.name(self.entry.run, "run")
-        script.line(f"return {run}({', '.join([*tensors, *numbers, *members])})")
+        call = f"{run}({', '.join([*tensors, *numbers, *members])})"
+        marks = self._marks()
+        script.line(f"out = {call}" if marks else f"return {call}")
+        for line in [*marks, "return out"] if marks else []:
+            script.line(line)
         body = script.lines
         one_by_one, source = script.function(", ".join(self.names))
         if self.names:
             script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
+
+    def _marks(self) -> list[str]:
+        """Tell Dynamo which sizes of results may change, so that it makes symbols of them right away."""
+        mark, found = self.script.names.name(mark_dynamic, "mark_dynamic"), []
+        for i, t in enumerate(self.entry.captured.forward.outputs):
+            dims = free_dimensions(t) if isinstance(t, Tensor) else ()
+            if dims:
+                found.append(f"{mark}(out[{i}], {dims})")
+        return found
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""

@@ -14,7 +14,6 @@ from aheadgrad.capture.components import Component
 from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.stage import Captured
 from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
-from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SplitPrograms
@@ -103,8 +102,6 @@ def _used_before(captured: Captured) -> tuple[str, ...]:
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
     if not captured.session.veiled:
         return arranged(captured, compiled.forward)
-    if captured.numbers:
-        raise FallbackError("symbolic numbers are given beside tensor subclasses")
     forward = compiled.forward
     return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
 

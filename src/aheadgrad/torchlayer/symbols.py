@@ -46,6 +46,11 @@ def free_symbols(value: Any) -> set[Any]:
     return set()
 
 
+def free_dimensions(t: Tensor) -> tuple[int, ...]:
+    """The dimensions of which the size may be another."""
+    return tuple(d for d, n in enumerate(t.size()) if is_symbolic(n) and constant_of(n) is None)
+
+
 def size_hint(value: Any) -> int:
     """The number that a symbolic size is, or else had when it was recorded."""
     if not isinstance(value, SymInt):
