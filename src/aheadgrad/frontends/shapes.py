@@ -14,9 +14,10 @@ are all sizes of a tensor without elements: torch's formulas for symbols are not
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aheadgrad.frontends.function import Flat
 from aheadgrad.torchlayer.dynamo import Symbols
@@ -27,8 +28,9 @@ from aheadgrad.torchlayer.symbols import is_symbolic
 class Shapes:
     """What one compiled callable knows about the sizes that it was compiled for."""
 
-    def __init__(self, dynamic: bool | None) -> None:
+    def __init__(self, dynamic: bool | None, fn: Any = None) -> None:
         self.dynamic = dynamic
+        self._fn = fn
         self._seen: dict[str, set[tuple[int, ...]]] = {}
         self._numbers: dict[str, list[int | float]] = {}
         self._fixed: set[str] = set()  # paths of numbers that did not do as symbols
@@ -62,7 +64,7 @@ class Shapes:
 
     def _changed_numbers(self, flat: Flat) -> list[int]:
         """Positions of Python numbers that have changed since an earlier entry."""
-        if self.dynamic is False:
+        if self.dynamic is False or _asks_for_types(self._fn):
             return []
         found = []
         for i, (leaf, path) in enumerate(zip(flat.leaves, flat.paths, strict=True)):
@@ -93,6 +95,22 @@ class Shapes:
                 if len(known) == len(sizes):
                     free |= {d for d, n in enumerate(known) if n != sizes[d]}
         return frozenset(d for d in free - static if d < len(sizes) and sizes[d] > 1)
+
+
+def _asks_for_types(fn: Any) -> bool:
+    """Does the code of a function, or of a module's methods, mention `type`? It would tell symbols apart."""
+    functions = [fn]
+    for module in fn.modules() if isinstance(fn, nn.Module) else ():
+        functions += [
+            f for kind in type(module).__mro__ if kind is not nn.Module for f in vars(kind).values()
+        ]
+    codes = [f.__code__ for f in functions if hasattr(f, "__code__")]
+    while codes:
+        code = codes.pop()
+        if "type" in code.co_names:
+            return True
+        codes += [const for const in code.co_consts if isinstance(const, CodeType)]
+    return False
 
 
 def _is_number(value: Any) -> bool:

@@ -47,7 +47,7 @@ class TracedFunction(CompiledFunction):
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(fn, options)
-        self._shapes = Shapes(options.dynamic)
+        self._shapes = Shapes(options.dynamic, fn)
         self._lock = threading.RLock()
         self._full = False
         self._refused: dict[Any, str] = {}  # by what calls look like from afar
