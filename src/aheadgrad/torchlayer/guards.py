@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+from aheadgrad.torchlayer.symbols import is_symbolic
+
 dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
 
 
@@ -45,8 +47,8 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     """
     from torch._dynamo.source import LocalSource
 
-    first = fakes[0]
-    env = first.fake_mode.shape_env if isinstance(first, Tensor) else first.node.shape_env
+    first: Any = fakes[0]
+    env = first.node.shape_env if is_symbolic(first) else first.fake_mode.shape_env
     names = [f"t{i}" for i in range(len(fakes))]
     parts = env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
     text = " and ".join(f"({part})" for part in parts) or "True"  # a part may be an `or`

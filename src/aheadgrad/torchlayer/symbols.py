@@ -48,7 +48,8 @@ def free_symbols(value: Any) -> set[Any]:
 
 def free_dimensions(t: Tensor) -> tuple[int, ...]:
     """The dimensions of which the size may be another."""
-    symbolic = [(d, n) for d, n in enumerate(t.size()) if is_symbolic(n) and hasattr(n.node, "expr")]
+    sizes: list[Any] = list(t.size())
+    symbolic = [(d, n) for d, n in enumerate(sizes) if is_symbolic(n) and hasattr(n.node, "expr")]
     return tuple(d for d, n in symbolic if constant_of(n) is None)  # ragged sizes have no expression
 
 
