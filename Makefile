@@ -20,7 +20,7 @@ STAMP  := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types unit test-ops fuzz bench size clean
+.PHONY: help env demo test lint types unit test-ops test-hf test-ecosystem fuzz bench size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ unit: $(STAMP)
 
 test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (minutes)
 	$(BIN)/python tests/ops/sweep.py --order $(ORDER)
+
+test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
+	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
 
 fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, FRONTEND, JOBS, FUZZ)
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \

@@ -10,12 +10,13 @@ import sys
 
 import torch
 
-from . import any_order, capture, guards, saved, step, subclasses
+from . import any_order, capture, front_door, guards, saved, step, subclasses
 from .measure import table
 
 BENCHMARKS = {
     "capture": capture.run,
     "step": step.run,
+    "front_door": front_door.run,
     "saved": saved.run,
     "guards": guards.run,
     "any_order": any_order.run,

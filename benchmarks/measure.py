@@ -9,12 +9,14 @@ from dataclasses import dataclass
 EAGER = "eager"
 TORCH = "torch aot"
 DYNAMO = "aot_eager"
+DYNAMO_ONLY = "compile eager"
+TRACING = "tracing"
 OURS = "aheadgrad"
 FIRST_ONLY = "first order only"
 GUARDED = "with check"
 UNGUARDED = "without"
 PLAIN = "plain call"
-CONTENDERS = (EAGER, DYNAMO, TORCH, FIRST_ONLY, PLAIN, OURS, GUARDED, UNGUARDED)
+CONTENDERS = (EAGER, DYNAMO_ONLY, DYNAMO, TORCH, TRACING, FIRST_ONLY, PLAIN, OURS, GUARDED, UNGUARDED)
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,18 @@ from typing import Any
 
 from torch import nn
 
+from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import InvalidOption
-from aheadgrad.frontends import trace
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
+from aheadgrad.frontends.function import flatten, make_call, parameter_names
+from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
+from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.transforms import without_functionalize
 
 
@@ -85,4 +88,7 @@ def _compile(fn: Any, options: Options) -> Any:
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     """The joint program of one call: printable, with `.graph`, `.signature`, `.facts`, `.explain()`."""
-    return trace.capture(fn, args, kwargs, Options())
+    places = holders(fn) if isinstance(fn, nn.Module) else []
+    flat = flatten(args, kwargs, parameter_names(fn))
+    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
+    return pipeline.run_capture(call, Options(), Journal())

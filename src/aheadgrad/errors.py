@@ -47,6 +47,15 @@ class FallbackError(AheadgradError, RuntimeError):
         )
 
 
+def reason_of(error: BaseException) -> str:
+    """Why something runs uncompiled, in one line."""
+    if isinstance(error, FallbackError):
+        return error.reason
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(". ") if lines else "no reason is given"
+    return text if isinstance(error, AheadgradError) and lines else f"{type(error).__name__}: {text}"
+
+
 class FallbackWarning(UserWarning):
     """A call runs uncompiled; the message says why. Given once per reason."""
 

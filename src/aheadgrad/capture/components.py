@@ -83,7 +83,7 @@ class Component:
     nodes: set[Any] = field(default_factory=set)
     other_leaves: list[Tensor] = field(default_factory=list)
     nodes_of: dict[int, set[Any]] = field(default_factory=dict)
-    foreign: list[Any] = field(default_factory=list)  # custom functions behind the outputs it ends at
+    beyond: set[Any] = field(default_factory=set)  # nodes behind its ends that a backward comes by
 
     @property
     def boundary(self) -> list[Target]:
@@ -91,14 +91,20 @@ class Component:
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Inside, a backward ends where the component ends."""
+        """Inside, a backward ends where the component ends.
+
+        The engine goes on where a wanted leaf lies behind an end too. No gradient is not enough to stop it:
+        formulas with several gradients may make some out of none.
+        """
         ends: dict[Any, set[int]] = {}
         for t in self.boundary:
             node, number = edge_of(t.leaf)
             ends.setdefault(node, set()).add(number)
         hooks = [node.register_prehook(partial(_without, numbers)) for node, numbers in ends.items()]
+        custom = [node for node in self.beyond if runs_python(node)]
+        hooks += [node.register_hook(_nothing) for node in self.beyond if not runs_python(node)]
         try:
-            with nodes_without_backward(self.foreign):
+            with nodes_without_backward(custom):
                 yield
         finally:
             for hook in hooks:
@@ -107,6 +113,10 @@ class Component:
 
 def _without(numbers: set[int], grads: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(None if k in numbers else g for k, g in enumerate(grads))
+
+
+def _nothing(grads: tuple[Any, ...], _: Any) -> tuple[None, ...]:
+    return (None,) * len(grads)
 
 
 def edge_of(t: Any) -> Edge:
@@ -185,7 +195,7 @@ class Components:
         others = [leaf for key, leaf in leaves.items() if key not in known]
         nodes = {n for i in members for n in walks[i].nodes}
         component = Component(members, wanted, nodes, others, {i: walks[i].nodes for i in members})
-        component.foreign = _foreign(component)
+        component.beyond = _beyond(component)
         return component
 
     def _use_views(self, views: Sequence[GrownView], walks: dict[int, Walk]) -> None:
@@ -224,7 +234,7 @@ class Components:
                         known[edge] = self._passage(edge, owners[edge[0]])
                     index = known[edge]
                     component.targets.append(Target("exit", index, self.exits[index].traced))
-                component.foreign = _foreign(component)
+                component.beyond = _beyond(component)
                 made.append(component)
             owners.update({node: c for c in made for node in c.nodes})
             components += made
@@ -270,9 +280,17 @@ def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:
     return {i: levels[i] for i in walks}
 
 
-def _foreign(component: Component) -> list[Any]:
-    found = {n for t in component.boundary for n in walk(edge_of(t.leaf)).nodes if runs_python(n)}
-    return [n for n in found if n not in component.nodes]
+def _beyond(component: Component) -> set[Any]:
+    wanted = {id(t.leaf) for t in component.targets} | {id(leaf) for leaf in component.other_leaves}
+    ends = [edge_of(t.leaf) for t in component.boundary]
+    nodes: set[Any] = set()
+    for end in ends:
+        found = walk(end)
+        if any(id(leaf) in wanted for leaf in found.leaves) or any(
+            e in found.edges for e in ends if e != end
+        ):
+            nodes |= found.nodes
+    return nodes - component.nodes
 
 
 def _hooked(found: Walk) -> bool:

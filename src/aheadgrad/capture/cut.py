@@ -7,6 +7,7 @@ Names are those that FX would have given to the ops in the order in which they r
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Signature, Slot, Tangent
 from aheadgrad.torchlayer.dispatch import OpOverload, is_view_op
 from aheadgrad.torchlayer.fxnames import Names
-from aheadgrad.torchlayer.symbols import SymbolNodes, expression, free_symbols, is_symbolic
+from aheadgrad.torchlayer.symbols import SymbolNodes, expression, is_symbolic, places, symbols_of_numbers
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -76,7 +77,7 @@ class Cutter:
         parts_first: bool = False,
     ) -> None:
         self.trace = trace
-        self.sized = sized  # are there symbolic sizes?
+        self._sized = sized
         self.parts_first = parts_first  # parts of a result stand right after the op, used or not yet
         self.names = Names()
         self.named = 0
@@ -87,6 +88,11 @@ class Cutter:
         self.same: dict[int, Tensor] = {}  # by id, other values that these are the same as
         self.write_names: dict[int, str] = {}
         self.symbol_names: dict[Any, str] = {}
+
+    @property
+    def sized(self) -> bool:
+        """Are there symbolic sizes? They may turn up late, in a backward."""
+        return self._sized or self.trace.sized
 
     def symbol_name(self, expr: Any, op: Any) -> str:
         """What a size is called in all graphs; `op` reads it off a tensor."""
@@ -160,18 +166,19 @@ class Cutter:
         wanted: set[int] = set()
         touched: set[int] = set()
         stack: list[Tensor] = [v for v in outputs if isinstance(v, Tensor)]
+        numbers: dict[Any, int] = {}  # by symbol: the first record that needs it
         if phases is not None:
             for i, record in enumerate(self.trace.records):
                 if record.keep and record.phase in phases:
                     wanted.add(i)
                     stack.extend(record.tensors())
-                    outputs.append((record.args, record.kwargs))
-        numbers = self._numbers([v for v in outputs if not isinstance(v, Tensor)], given)
+                    self._need((record.args, record.kwargs), i, numbers, given)
+        self._need([v for v in outputs if not isinstance(v, Tensor)], len(self.trace.records), numbers, given)
         while stack or numbers:
             if not stack:
-                made_by = numbers.pop()
-                if made_by not in wanted:
-                    self._want(made_by, wanted, stack, numbers, given)
+                symbol, user = numbers.popitem()
+                if not any(i in wanted and i < user for i in self.trace.numbers[symbol]):
+                    self._want(self.trace.maker(symbol, phases), wanted, stack, numbers, given)
                 continue
             value = self.source(stack.pop())
             if id(value) in boundary:
@@ -185,19 +192,22 @@ class Cutter:
         return wanted, touched
 
     def _want(
-        self, index: int, wanted: set[int], stack: list[Tensor], numbers: list[int], given: set[Any]
+        self, index: int, wanted: set[int], stack: list[Tensor], numbers: dict[Any, int], given: set[Any]
     ) -> None:
         record = self.trace.records[index]
         wanted.add(index)
         stack.extend(record.tensors())
-        numbers.extend(self._numbers((record.args, record.kwargs), given))
+        self._need((record.args, record.kwargs), index, numbers, given)
 
-    def _numbers(self, values: Any, given: set[Any]) -> list[int]:
-        """Records that made symbolic numbers among these values (`x.item()`), unless given."""
+    def _need(self, values: Any, user: int, numbers: dict[Any, int], given: set[Any]) -> None:
+        for symbol in self.made_numbers(values) - given:
+            numbers[symbol] = min(user, numbers.get(symbol, user))
+
+    def made_numbers(self, values: Any) -> set[Any]:
+        """Symbols among these numbers that records make: `x.item()`, the size of `x[mask]`."""
         if not self.trace.numbers:
-            return []
-        symbols = free_symbols(list(values)) - given
-        return [self.trace.numbers[s] for s in symbols if s in self.trace.numbers]
+            return set()
+        return {s for s in symbols_of_numbers(values) if s in self.trace.numbers}
 
     def value_name(self, value: Any) -> str | None:
         made = self.trace.producer(value)
@@ -219,8 +229,10 @@ class Cutter:
         boundary = {id(p.value) for p in inputs if isinstance(p.value, Tensor)}
         roots = [*(v for _, v in outputs), *(w.new for w in writes)]
         given = {expression(p.value) for p in inputs if is_symbolic(p.value)}
+        if self.trace.numbers:
+            given |= {expression(n) for p in inputs if _tells(p, role) for _, _, n in places(p.value)}
         wanted, touched = self.needed(roots, boundary, phases, given)
-        build = _Builder(self)
+        build = _Builder(self, role)
         build.place_inputs(inputs, touched)
         if self.parts_first:
             used = [t for i in wanted for t in self.trace.records[i].tensors()]
@@ -262,8 +274,9 @@ class Cutter:
 class _Builder:
     """Makes FX nodes for one program."""
 
-    def __init__(self, cutter: Cutter) -> None:
+    def __init__(self, cutter: Cutter, role: str) -> None:
         self.cutter = cutter
+        self.role = role
         self.graph = fx.Graph()
         self.env: dict[int, fx.Node] = {}
         self.whole: dict[int, fx.Node] = {}
@@ -277,8 +290,8 @@ class _Builder:
             node = self.graph.placeholder(port.name)
             node.meta["val"] = port.value
             if isinstance(port.value, Tensor):
-                self.env[id(port.value)] = node
-                if not isinstance(port.slot, Tangent):  # the forward of a joint graph must not read them
+                self.env.setdefault(id(port.value), node)  # tangents share what makes them of one shape
+                if _tells(port, self.role):
                     self.symbols.learn_tensor(port.value, node)
             else:
                 self.symbols.learn_number(port.value, node)
@@ -307,6 +320,9 @@ class _Builder:
             self.symbols.learn_number(record.out, node)
         else:
             self.whole[id(record)] = node
+            for part in record.out if self.symbols.on and record.out is not None else ():
+                if isinstance(part, Tensor):
+                    self.symbols.learn_tensor(part, functools.partial(self._node_of, part))
             for part in record.part_names if self.used else ():
                 if id(record.out[part]) in self.used and id(record.out[part]) not in self.env:
                     self._part(record.out[part], Made(index, part))
@@ -317,6 +333,9 @@ class _Builder:
         name = self.cutter.write_name(write)
         node = self.graph.create_node("call_function", write.target, (place, new), name=name)
         node.meta["val"] = write.value
+        made = self.cutter.trace.producer(self.cutter.source(write.new))
+        if made is not None:
+            _describe(node, self.cutter.trace.records[made.record])
         node.meta["partitioner_tag"] = "must_be_in_forward"
         self.written[id(write.value)] = node
 
@@ -382,6 +401,12 @@ class _Builder:
             node = self.env.get(id(value))  # a user's own detach is returned as it is
             return node if node is not None else self._node_of(value)
         return self._argument(value)
+
+
+def _tells(port: Port, role: str) -> bool:
+    """May sizes be read off this input? The forward of a joint graph must not read them off tangents."""
+    tangent = isinstance(port.slot, Tangent) and role == "joint"
+    return isinstance(port.value, Tensor) and not tangent
 
 
 def _base_name(target: Any) -> str:

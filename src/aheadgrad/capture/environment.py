@@ -12,6 +12,7 @@ from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import deterministic_mode, deterministic_warns
 from aheadgrad.torchlayer.fake import quiet_logs
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 class Ambient:
@@ -31,9 +32,6 @@ class Ambient:
         if not self.watched:
             return
         self.grad_was_on = self.grad_was_on or torch.is_grad_enabled()
-        if torch.get_default_dtype() is not self.dtype:
-            torch.set_default_dtype(self.dtype)  # the function is about to run again, from the start
-            raise FallbackError("the default dtype is changed inside the function")
         if (deterministic_mode(), deterministic_warns()) != self.deterministic:
             on, warn_only = self.deterministic
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
@@ -41,12 +39,33 @@ class Ambient:
         if torch.is_inference_mode_enabled() and not self.inference:
             raise FallbackError("inference mode is entered inside the function")
 
+    @property
+    def other_dtype(self) -> bool:
+        """Has the function set a default dtype of its own for now?"""
+        return self.watched and torch.get_default_dtype() is not self.dtype
+
+    def refuse_dtype(self) -> None:
+        torch.set_default_dtype(self.dtype)  # the function is about to run again, from the start
+        raise FallbackError("the default dtype is changed inside the function")
+
+    @contextmanager
+    def usual_dtype(self) -> Iterator[None]:
+        """With the default dtype that recorded ops will run under."""
+        now = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(now)
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         self.watched = True
         try:
             yield
             self.check()
+            if self.other_dtype:
+                self.refuse_dtype()
         finally:
             self.watched = False
 
@@ -59,10 +78,11 @@ def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
     """
     grad_mode = torch.is_grad_enabled()
     with ExitStack() as stack:
+        stack.enter_context(RECORDING)
         if torch.is_inference_mode_enabled():  # composite ops are taken apart by autograd's layer only
             stack.enter_context(torch.inference_mode(False))
             set_grad_enabled(False)
-        stack.enter_context(random.preserved())
+        stack.enter_context(random.shielded())
         stack.enter_context(saved_tensor_hooks_off())
         stack.enter_context(functional.enabled())
         if veiled:

@@ -22,6 +22,7 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.distributed import noticing_wrappers
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import is_refusal
@@ -97,13 +98,17 @@ def run(session: Session, call: Call) -> Forward:
         if call.watched:
             session.handed.give(seen_by_real)
         with functional.outside():
-            generator = torch.get_rng_state()
+            generator = torch.default_generator
+            before_all = generator.get_state(), generator.initial_seed()
             known = call.generators
-            session.generators = None if known is None else [(g, g.get_state()) for g in known]
+            session.generators = (
+                None if known is None else [(g, g.get_state(), g.initial_seed()) for g in known]
+            )
         try:
             with (
                 random.noticing_changes() as set_inside,
                 functional.noticing_set(session.limits.new_memory),
+                noticing_wrappers(session.limits.wrapper),
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):
@@ -112,6 +117,8 @@ def run(session: Session, call: Call) -> Forward:
             told = explained(error)
             if not isinstance(told, AheadgradError):
                 told = raised_before(session) or told
+                if told is error and session.trace.numbers:
+                    told = FallbackError(f"eager may take a size that values decide, where we raise: {error}")
             if told is error:
                 raise
             raise told from error
@@ -119,17 +126,20 @@ def run(session: Session, call: Call) -> Forward:
         if call.watched and session.handed.left_behind(result):
             raise FallbackError("the function leaves a tensor somewhere, which a recording cannot repeat")
         with functional.outside():
-            if set_inside or not torch.equal(generator, torch.get_rng_state()):
+            if set_inside or random.was_set(generator, *before_all):
                 raise FallbackError("the random state is set inside the function")
-        for known_generator, _ in session.generators or ():
+        for known_generator, *_ in session.generators or ():
             session.check_generator(known_generator)
         flat, spec = pytree.tree_flatten(result, is_leaf=lambda v: isinstance(v, torch.Size))
         flat = [
             session.lift(v) if isinstance(v, Tensor) and not functional.is_wrapped(v) else v for v in flat
         ]
         with no_function_modes(), torch.no_grad():
+            session.limits.results(flat)
             flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
             _sync_all(session, flat)
+    session.open_sizes.check()
+    session.open_sizes.check_memory(flat)
     return Forward(session, flat, spec, after, before, call.numbers)
 
 
@@ -218,6 +228,10 @@ def explained(error: Exception) -> Exception:
         return FallbackError("memory that an input had before set_ is written to")
     if str(error).startswith("Attempted to resize a view tensor to a larger size"):
         return FallbackError("an input or a view is resized to hold more elements")
+    if "on an invalid python storage" in str(error):
+        return FallbackError("the memory of a tensor is read or written through its storage")
+    if "because it has weakref associated with it" in str(error):
+        return FallbackError("two tensors are swapped")
     if "as_strided() is non-compositional" in str(error):
         return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)

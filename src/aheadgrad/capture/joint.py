@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
@@ -23,11 +22,11 @@ from aheadgrad.capture.session import Session
 from aheadgrad.capture.subclasses import expected_tangent, tangent_like
 from aheadgrad.capture.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import set_grad_enabled
-from aheadgrad.torchlayer.dispatch import no_function_modes
+from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 Layout = tuple[Any, ...] | None
 Pattern = tuple[Layout, ...]
@@ -96,7 +95,16 @@ class Joint:
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
         have a history of their own.
         """
-        return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+
+        def attempt() -> Gradients:
+            return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+
+        try:
+            return attempt()
+        except DynamicOutputShapeException:
+            if not self.session.follow_values():
+                raise
+        return attempt()
 
     def _record(
         self,
@@ -118,19 +126,23 @@ class Joint:
                         if t is not None:
                             t.requires_grad_(required)
                 given = [v for t in tangents if t is not None for v in values_of(t)]
+                session.values.meet(given)
                 known = [w for t in wrapped if t is not None for w in parts_of(t)]
-                writes = BackwardWrites(session, list(zip(given, known, strict=True)))
+                changeable = list(zip(given, known, strict=True))
+                writes = BackwardWrites(session, changeable, component, self.exits)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
                 seeds = [w for w in wrapped if w is not None]
                 outputs = [_root(self.exits[i].traced) for i in present]
                 with component.closed() if component.boundary else nullcontext():
-                    raw = _gradients(outputs, leaves, seeds, requiring is not None)
+                    with session.lifting.only_reads():
+                        raw = run_backward(outputs, leaves, seeds, create_graph=requiring is not None) or ()
                 session.trace.read_off = len(session.trace.records)
                 raw = list(raw[: len(component.targets)])
                 grads = [None if g is None else _latest(session, g) for g in raw]
                 writes.record()
         finally:
             session.trace.phase = "forward"
+        session.open_sizes.check()
         traced = None if requiring is None else Traced(wrapped, raw)
         return Gradients(component, pattern, tangents, grads, phase, traced)
 
@@ -156,16 +168,6 @@ def _latest(session: Session, traced: Tensor) -> Any:
 
 def _root(traced: Any) -> Any:
     return GradientEdge(*edge_of(traced)) if isinstance(traced, Passage) else traced
-
-
-def _gradients(outputs: list[Any], leaves: list[Any], tangents: list[Any], higher: bool) -> Any:
-    if not leaves:  # nothing to reach, but the way there may raise
-        with no_function_modes():
-            torch.autograd.backward(outputs, tangents, retain_graph=True, create_graph=higher)
-        return ()
-    return torch.autograd.grad(
-        outputs, leaves, grad_outputs=tangents, allow_unused=True, retain_graph=True, create_graph=higher
-    )
 
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:

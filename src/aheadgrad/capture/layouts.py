@@ -16,6 +16,7 @@ from torch import Tensor
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.symbols import typical
 
 
 def geometry_of(t: Tensor) -> Geometry:
@@ -54,9 +55,9 @@ class Layouts:
             self.pending.setdefault(id(other), (other, look))
         functional.sync(t)
         now = geometry_of(t)
-        if now == before or now.size != before.size:
+        if now.typical == before.typical or now.typical.size != before.typical.size:
             return
-        if any(s == 0 and n > 1 for s, n in zip(before.stride, before.size, strict=True)):
+        if before.repeats:
             return
         self.pending[id(t)] = (t, before)
 
@@ -84,13 +85,13 @@ class Layouts:
 
 def restore(t: Tensor, geometry: Geometry) -> None:
     functional.sync(t)
-    if geometry_of(t) == geometry:
+    if geometry_of(t).typical == geometry.typical:
         return
     base = base_of(t) if is_view(t) else None
     with torch.no_grad():
         again = _from_base(t, base) if base is not None else None
-        if again is None or geometry_of(again) != geometry:
-            if any(s == 0 and n > 1 for s, n in zip(geometry.stride, geometry.size, strict=True)):
+        if again is None or geometry_of(again).typical != geometry.typical:
+            if geometry.repeats:
                 return
             again = _laid_out(functional.unwrap(t), geometry)
             functional.replace(t, again)
@@ -112,7 +113,7 @@ def _from_base(t: Tensor, base: Tensor) -> Tensor | None:
 
 def _laid_out(held: Tensor, g: Geometry) -> Tensor:
     with functional.below():
-        if held.numel() == 0:  # nothing to copy, but an offset is visible all the same
+        if typical(held.numel()) == 0:  # nothing to copy, but an offset is visible all the same
             room = torch.empty(g.offset, dtype=held.dtype, device=held.device)
             return torch.as_strided(room, g.size, g.stride, g.offset)
         if g.offset:

@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +20,14 @@ from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.capture.recorder import LIFT_FRESH
 from aheadgrad.capture.refusals import (
     check_bounds,
     check_leaf_view,
     check_reach,
 )
 from aheadgrad.capture.substitutes import SUBSTITUTES, set_item
+from aheadgrad.capture.values import Unknown
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
@@ -39,6 +42,7 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
@@ -48,7 +52,13 @@ _NEEDS_VALUE = {
     torch.Tensor.tolist: "Tensor.tolist()",
     torch.Tensor.__array__: "numpy conversion",
     torch.Tensor.data_ptr: "Tensor.data_ptr()",
+    torch.Tensor.__dlpack__: "DLPack",
+    torch.Tensor.__repr__: "printing a tensor",
+    torch.Tensor.apply_: "Tensor.apply_()",
+    torch.Tensor.map_: "Tensor.map_()",
+    torch.Tensor.map2_: "Tensor.map2_()",
 }
+_COPIES_MEMORY: set[Any] = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__}
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
 _FIELDS: Any = torch.Tensor
@@ -100,26 +110,37 @@ class Lift(TorchFunctionMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self.reading = False  # are values asked for the only calls of interest?
+
+    @contextmanager
+    def only_reads(self) -> Iterator[None]:
+        """While a backward runs, where torch and the user's own code (hooks, custom functions) are called."""
+        before, self.reading = self.reading, True
+        try:
+            yield
+        finally:
+            self.reading = before
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.reading:
+            return self._read(func, args, kwargs) if func in _NEEDS_VALUE else func(*args, **kwargs)
         self.session.ambient.check()
         if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
             with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
                 return self.__torch_function__(func, types, args, kwargs)
-        if self.session.recorder.asking:
-            return func(*args, **kwargs)  # a subclass' own code
+        if self.session.recorder.asking or func is LIFT_FRESH:
+            return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
         if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
         if func in _NEEDS_VALUE:
-            raise DataDependentError(
-                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
-                "recorded"
-            )
+            return self._read(func, args, kwargs)
+        if func in _COPIES_MEMORY:
+            raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
         args = self._swap_all(args)
         if kwargs:
             kwargs = {k: self._swap(v) for k, v in kwargs.items()}
@@ -147,7 +168,10 @@ class Lift(TorchFunctionMode):
                 disguises.check_use(t)
         if self.session.layouts.pending:
             self.session.layouts.settle((args, kwargs))
+        before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)
+        if self.session.trace.numbers:
+            self.session.open_sizes.note_copy(func, given, out, self.session.trace.records[before:])
         if self.session.reshapes and torch.is_grad_enabled():
             self._note_writes((*args, *kwargs.values()))
         disguises.note(out, args, self.session.layouts)
@@ -156,11 +180,32 @@ class Lift(TorchFunctionMode):
         self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
 
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value leaves torch; known ones can."""
+        given: Any = args[0] if args else None
+        if self.reading and not (isinstance(given, Tensor) and functional.is_wrapped(given)):
+            return func(*args, **kwargs)
+        try:
+            if func is torch.Tensor.data_ptr or (func is not torch.Tensor.tolist and given.requires_grad):
+                raise Unknown
+            value = self.session.values.of(self.session.disguises.current(given))
+        except Unknown:
+            raise DataDependentError(
+                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
+                "recorded"
+            ) from None
+        with functional.outside():
+            return func(value.clone(), *args[1:], **kwargs)
+
     def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        records = len(self.session.trace.records)
         try:
             return self._call(func, args, kwargs)
-        except DATA_DEPENDENT_ERRORS:
-            raise
+        except DATA_DEPENDENT_ERRORS as error:
+            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                raise
+            self.session.trace.rewind(records)
+            return self._explained_call(func, args, kwargs)
         except AheadgradError:
             raise
         except Exception as error:
@@ -200,7 +245,7 @@ class Lift(TorchFunctionMode):
             session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
         if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
-            session.limits.end_of_history(given)
+            session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
             session.layouts.settle(disguises.current(given))
             disguises.detach(given)

@@ -29,6 +29,7 @@ class Limits:
         self.cut: set[int] = set()  # ids of inputs that were cut off from their histories
         self.beyond: set[Any] = set()  # storages of inputs of which more than the input is seen
         self._leaves: set[int] = set()  # ids of tensors that requires_grad_ was called on
+        self._parted: set[Any] = set()  # storages of leaves that stopped requiring grad, and have views
         self._leaf_views: set[Any] = set()  # storages of views that requires_grad_ was called on
         self._moved: set[int] = set()  # ids of tensors that set_ was called on
         self._resized: set[int] = set()  # ids of inputs that resize_ or as_strided_ changed
@@ -53,13 +54,35 @@ class Limits:
             raise FallbackError("an input changes its shape or loses its history, and is then made a leaf")
         self._leaves.add(id(t))
 
-    def end_of_history(self, t: Tensor) -> None:
-        """Before an input that requires grad is detached in place, or stops requiring grad."""
+    def end_of_history(self, t: Tensor, *, of_leaf: bool) -> None:
+        """Before an input that requires grad is detached in place, or (a leaf) stops requiring grad.
+
+        Views of a leaf from before keep their history. In the trace they have parted from it: neither may be
+        written to from now on, nor can these views be made again for the caller.
+        """
         if self.session.disguises.has_views(t):
-            raise FallbackError("an input is cut off from its history after views of it were taken")
-        if id(t) in self._leaves:
+            if not of_leaf:
+                raise FallbackError("an input is cut off from its history after views of it were taken")
+            self._parted.add(functional.storage_key(t))
+        if id(t) in self._leaves and not of_leaf:
             raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
         self.cut.add(id(t))
+
+    def leaf_meanwhile(self, t: Tensor) -> bool:
+        """Was an input made a leaf inside, and cut off again?"""
+        return id(t) in self.cut and id(t) in self._leaves
+
+    def results(self, outputs: list[Any]) -> None:
+        """Before results are handed out."""
+        for t in outputs if self._parted else ():
+            if not isinstance(t, Tensor) or not t.requires_grad or self.session.is_input(t):
+                continue
+            if functional.storage_key(t) in self._parted:
+                raise FallbackError("a view is returned of an input that stopped requiring grad since")
+
+    def _check_parted(self, t: Tensor) -> None:
+        if self._parted and functional.storage_key(t) in self._parted:
+            raise FallbackError("an input stops requiring grad after views of it were taken, and is changed")
 
     def new_shape(self, t: Tensor) -> None:
         """Before an input changes its shape in place: its history has one of two such changes if autograd
@@ -76,6 +99,7 @@ class Limits:
         are the arguments of `resize_` and `as_strided_`."""
         if not self.session.is_input(t):
             return
+        self._check_parted(t)
         if id(t) in self._resized or id(t) in self._moved:
             raise FallbackError(
                 "an input is resized (resize_, as_strided_, set_), and changes its shape again"
@@ -87,8 +111,12 @@ class Limits:
 
     def write(self, t: Tensor) -> None:
         """Before a tensor is written to."""
+        self._check_parted(t)
         if self._leaf_views and functional.storage_key(t) in self._leaf_views:
             raise FallbackError("a view is made a leaf, and its memory is written to")
+        borrowed = self.session.recorder.borrowed
+        if borrowed and not borrowed.isdisjoint(functional.value_storages(t)):
+            raise FallbackError("memory of a numpy array, or of another buffer, is written to")
 
     def new_memory(self, t: Tensor, sources: tuple[Any, ...]) -> None:
         """Before `t.set_(source)`."""
@@ -97,6 +125,7 @@ class Limits:
             if any(map(functional.is_wrapped, given)):
                 raise FallbackError("set_ is called on a tensor from outside the arguments")
             return
+        self._check_parted(t)
         real = self.session.real_of(t)
         if is_view(t) or (real is not None and is_view(real)):
             raise FallbackError("set_ is called on a view")
@@ -109,6 +138,13 @@ class Limits:
         if real is not None and functional.has_data_mutation(t):
             raise FallbackError("set_ is called on an input that was written to")
         self._moved.add(id(t))
+
+    def wrapper(self, name: str) -> None:
+        """Before a wrapper that talks to other processes around each call of its module."""
+        raise FallbackError(
+            f"{name} talks to other processes before and after each call of its module; "
+            'compile what runs inside it, or use frontend="dynamo"'
+        )
 
 
 def _is_leaf(t: Tensor) -> bool:

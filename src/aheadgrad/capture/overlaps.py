@@ -15,6 +15,8 @@ from aheadgrad.capture.trace import Record
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.symbols import typical, typical_sizes, typical_strides
+from aheadgrad.torchlayer.unbacked import sizes_in
 
 _OPEN_ORDER = "an op reads memory that it writes to, in an order that eager leaves open"
 _NO_OVERLAP_AT_ALL = {
@@ -32,12 +34,21 @@ _CASTS_FREELY = {"copy_", "fill_", "masked_fill_", "__setitem__", "zero_", "rand
 
 def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     """Raises what eager's kernels raise."""
-    if 0 in written.size():
+    try:
+        _check_memory(name, written, others)
+    except RuntimeError as error:
+        if not isinstance(error, FallbackError) and any(map(sizes_in, (written, *others))):
+            raise FallbackError("a write whose memory overlaps, for some sizes that values decide") from error
+        raise
+
+
+def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
+    if 0 in typical_sizes(written):
         return  # whatever its strides: no element is written
     if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
         raise FallbackError("a view made with unfold is written to")
     if name == "copy_" and any(_overlap(written, o) != "none" and _alike(written, o) for o in others):
-        if _repeats(written) and (written.requires_grad or 1 in written.size()):
+        if _repeats(written) and (written.requires_grad or 1 in typical_sizes(written)):
             raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write
         return  # onto itself: the kernel returns at once
     if not is_dense(written) and _repeats(written):
@@ -57,7 +68,11 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
                 raise FallbackError(_OPEN_ORDER)
             continue
         status = _overlap(written, other)
-        if status == "unknown" and geometry_of(written) != geometry_of(other) and _touch(written, other):
+        if (
+            status == "unknown"
+            and geometry_of(written).typical != geometry_of(other).typical
+            and _touch(written, other)
+        ):
             raise FallbackError(_OPEN_ORDER)
         if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
             raise RuntimeError(
@@ -93,14 +108,18 @@ def check_casts(name: str, records: list[Record]) -> None:
             raise RuntimeError(f"result type {before} can't be cast to the desired output type {after}")
 
 
+def _length(t: Tensor) -> Any:
+    return typical(t.numel())
+
+
 def _repeats(t: Tensor) -> bool:
-    return any(s == 0 and n > 1 for s, n in zip(t.stride(), t.size(), strict=True))
+    return any(s == 0 and n > 1 for s, n in zip(typical_strides(t), typical_sizes(t), strict=True))
 
 
 def _may_overlap_itself(t: Tensor) -> bool:
     """Not where each step, in order of size, is longer than all that lies below."""
     below = 0
-    for stride, size in sorted(zip(t.stride(), t.size(), strict=True)):
+    for stride, size in sorted(zip(typical_strides(t), typical_sizes(t), strict=True)):
         if size > 1:
             if stride <= below:
                 return True
@@ -109,13 +128,13 @@ def _may_overlap_itself(t: Tensor) -> bool:
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and geometry_of(a) == geometry_of(b)
+    return a.dtype == b.dtype and geometry_of(a).typical == geometry_of(b).typical
 
 
 def is_dense(t: Tensor) -> bool:
     """Is each address between the first and the last that of one element?"""
     step = 1
-    dims = sorted(zip(t.stride(), t.size(), strict=True))
+    dims = sorted(zip(typical_strides(t), typical_sizes(t), strict=True))
     for stride, size in dims:
         if size == 1:
             continue
@@ -128,14 +147,14 @@ def is_dense(t: Tensor) -> bool:
 def _overlap(a: Tensor, b: Tensor) -> str:
     if a is b:
         return "full"
-    if a.numel() == 0 or b.numel() == 0 or functional.storage_key(a) != functional.storage_key(b):
+    if 0 in (_length(a), _length(b)) or functional.storage_key(a) != functional.storage_key(b):
         return "none"
     if not is_dense(a) or not is_dense(b):
         return "unknown"
-    a0, b0 = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
-    a1, b1 = a0 + a.numel() * a.element_size(), b0 + b.numel() * b.element_size()
+    a0, b0 = (typical(t.storage_offset()) * t.element_size() for t in (a, b))
+    a1, b1 = a0 + _length(a) * a.element_size(), b0 + _length(b) * b.element_size()
     if (a0, a1) == (b0, b1):
-        return "full" if a.stride() == b.stride() else "partial"
+        return "full" if typical_strides(a) == typical_strides(b) else "partial"
     return "partial" if a0 < b1 and b0 < a1 else "none"
 
 
@@ -144,7 +163,7 @@ _MOST_ELEMENTS = 1 << 20
 
 def _touch(a: Tensor, b: Tensor) -> bool:
     """Do two tensors of one storage have an element in common?"""
-    if a.numel() > _MOST_ELEMENTS or b.numel() > _MOST_ELEMENTS:
+    if max(_length(a), _length(b)) > _MOST_ELEMENTS:
         return False
     with functional.outside():
         if a.element_size() != b.element_size():
@@ -168,8 +187,8 @@ def _changes_what_it_reads(written: Tensor, other: Tensor) -> bool:
 
 
 def _addresses(t: Tensor) -> Tensor:
-    out = torch.tensor(t.storage_offset())
-    for n, s in zip(t.size(), t.stride(), strict=True):
+    out = torch.tensor(typical(t.storage_offset()))
+    for n, s in zip(typical_sizes(t), typical_strides(t), strict=True):
         out = out.unsqueeze(-1) + torch.arange(n) * s
     return out.flatten()
 

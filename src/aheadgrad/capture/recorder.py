@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from aheadgrad.capture import zeros
+from aheadgrad.capture.environment import Ambient
 from aheadgrad.capture.origins import current_origin
+from aheadgrad.capture.sameness import Sameness
 from aheadgrad.capture.trace import Origin, Trace
+from aheadgrad.capture.values import Unknown, Values
 from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
@@ -30,16 +33,19 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     no_function_modes,
 )
+from aheadgrad.torchlayer.distributed import is_hidden_collective, waiting_for
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
+from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.stand_ins import StandIns
 from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.unbacked import decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
-_LIFT_FRESH = torch.ops.aten.lift_fresh.default
+LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 
 
@@ -55,16 +61,24 @@ class Recorder(TorchDispatchMode):
         mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable[..., Any]],
         adopt: Callable[[Tensor], Tensor],
+        ambient: Ambient,
+        values: Values,
+        asserted: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
+        self.ambient = ambient
+        self.values = values
         self.trace = trace
         self.mode = mode
         self.ops = OpCache(mode)
         self.decompositions = decompositions
         self.adopt = adopt
+        self.asserted = asserted  # called after an op without results, which may assert something
         self.zeros = zeros.Zeros()
+        self.sameness = Sameness(trace)
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
         self.users_code = False  # does the user's function run?
+        self.borrowed: set[Any] = set()  # storages of constants in memory of somebody else's
         self.plain = False  # inside a decomposition that is run without functionalization
         self.stand_ins: StandIns | None = None  # numbers that C++ was given for symbolic sizes
         self.asked_by_torch = False  # may it be given some now?
@@ -75,6 +89,12 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_OF:
             return args[0].fake_device
+        func = waiting_for(func)
+        if is_hidden_collective(func):
+            raise FallbackError(
+                f"{func} exchanges tensors with other processes in place, which a recording does not see; "
+                'use functional collectives, or frontend="dynamo"'
+            )
         if self.stand_ins is not None:
             numbers = self.stand_ins.answer(func, args) if self.asked_by_torch else None
             if numbers is not None:
@@ -94,7 +114,7 @@ class Recorder(TorchDispatchMode):
                 return out
         if isinstance(func, HigherOrderOperator):
             args, out = with_graphs(self.mode, func, args, kwargs)
-        elif func is _LIFT_FRESH and not isinstance(args[0], FakeTensor):
+        elif func is LIFT_FRESH and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         elif func is zeros.MADE or self.zeros:
             func, args, kwargs, out = self._with_zeros(func, types, args, kwargs)
@@ -102,17 +122,45 @@ class Recorder(TorchDispatchMode):
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
                 try:
-                    out = self.ops.compute(func, types, args, kwargs)
+                    out = self._compute(func, types, args, kwargs)
                 except DATA_DEPENDENT_ERRORS as error:
-                    node = running_node()
-                    if self.trace.phase == "forward" or node is None:
-                        raise
-                    raise self._undecided(func, node) from error
+                    out = self._by_value(func, args, kwargs, error)
         if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
         if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
             self._add(func, args, kwargs, out)
+        if out is None:
+            self.asserted()
         return out
+
+    def _compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op's result; under a default dtype of the function's own only if it does not depend on that.
+
+        (`torch._numpy` computes under numpy's default dtype, mostly with dtypes that are given.)
+        """
+        if self.trace.sized and decides_sizes(func):  # the same values decide the same
+            first = self.sameness.first_of
+            args = pytree.tree_map(lambda v: first(v) if isinstance(v, FakeTensor) else v, args)
+        if not self.ambient.other_dtype:
+            return self.ops.compute(func, types, args, kwargs)
+        out = self.mode.dispatch(func, types, args, kwargs)
+        with self.ambient.usual_dtype():
+            usual = self.mode.dispatch(func, types, args, kwargs)
+        if _dtypes(out) != _dtypes(usual):
+            self.ambient.refuse_dtype()
+        return out
+
+    def _by_value(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+    ) -> Any:
+        """The result of an op that depends on values, where those are known."""
+        try:
+            return self.values.result(func, args, kwargs)
+        except Unknown:
+            node = running_node()
+            if self.trace.phase == "forward" or node is None or not self.trace.sized:
+                raise error from None  # to be recorded again, if values decide on sizes only
+            raise self._undecided(func, node) from error
 
     def _with_zeros(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An op that makes, or may be given, zeros that autograd knows to be zero."""
@@ -121,7 +169,7 @@ class Recorder(TorchDispatchMode):
         with no_function_modes():
             if known:
                 func = zeros.ZEROS
-            out = self.ops.compute(func, types, args, kwargs)
+            out = self._compute(func, types, args, kwargs)
             if self.zeros.absorbs(func, args):
                 known = True
                 func, args, kwargs = self.zeros.like(out)
@@ -177,8 +225,17 @@ class Recorder(TorchDispatchMode):
         return False  # saves the import of Dynamo
 
     def _constant(self, value: Tensor) -> Any:
-        """`torch.tensor([1, 2])` inside the function: the value is part of the graph."""
-        out = self.mode.dispatch(_LIFT_FRESH, (), (value,), {})
+        """`torch.tensor([1, 2])` inside the function: the value is part of the graph.
+
+        Old constructors, `torch.Tensor([1, 2])`, come here with function modes on: these would take the
+        real tensors that the fake mode works with for the user's.
+        """
+        if functional.is_wrapped(value):
+            raise FallbackError("a tensor of the function comes back as a new constant")
+        with no_function_modes():
+            out: Any = self.mode.dispatch(LIFT_FRESH, (), (value,), {})
+            if is_borrowed(value):
+                self.borrowed.add(functional.storage_key(out))
         self.trace.constant(value)
         self._add(_LIFT_FRESH_COPY, (value,), {}, out)
         return out
@@ -237,6 +294,10 @@ class Recorder(TorchDispatchMode):
 
 
 hide_from_dynamo(Recorder.__torch_dispatch__)
+
+
+def _dtypes(out: Any) -> list[torch.dtype]:
+    return [t.dtype for t in (out if isinstance(out, list | tuple) else (out,)) if isinstance(t, Tensor)]
 
 
 class _Writes(Exception):

@@ -1,7 +1,8 @@
 """Ops whose results nobody uses are not in the program, but eager would run them, and may raise.
 
 Kernels refuse some dtypes that fake tensors let through. So unused ops are run once, when the
-entry is compiled: what they raise depends only on what the entry assumes anyway.
+entry is compiled: what they raise depends only on what the entry assumes anyway. Those that need the result
+of an op with an effect (a collective, which other processes would wait for) are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from aheadgrad.capture.stage import Captured
 from aheadgrad.program.opened import opened
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import random
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import parts_of, values_of
 
@@ -44,12 +45,16 @@ def rehearse(captured: Captured) -> None:
     leaving = [v for e in captured.exits for v in values_of(e.value)]
     used, _ = cutter.needed(leaving, boundary, {"forward"})
     unused: list[Any] = []
+    after: set[int] = set()  # ids of values that come after an effect
     for i, record in enumerate(captured.session.trace.records):
-        if i in used or record.phase != "forward" or is_view_op(record.target):
+        if record.phase != "forward":
             continue
-        if record.target not in _NEVER_RAISE:
-            parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
-            unused += [p for p in parts if isinstance(p, Tensor)][:1]
+        parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
+        made = [p for p in parts if isinstance(p, Tensor)]
+        if (record.keep and not is_random(record.target)) or any(id(t) in after for t in record.tensors()):
+            after.update(map(id, made))
+        elif i not in used and not is_view_op(record.target) and record.target not in _NEVER_RAISE:
+            unused += made[:1]
     if not unused:
         return
     inputs = [Port(slot, value, f"input_{i}") for i, (slot, value) in enumerate(entering)]

@@ -7,9 +7,8 @@ user's function again.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,22 +21,27 @@ from aheadgrad.capture.layouts import Layouts
 from aheadgrad.capture.leaks import Handed
 from aheadgrad.capture.lift import Lift
 from aheadgrad.capture.limits import Limits
+from aheadgrad.capture.open_sizes import OpenSizes
 from aheadgrad.capture.origins import is_users
 from aheadgrad.capture.recorder import Recorder
 from aheadgrad.capture.subclasses import enter_subclass
 from aheadgrad.capture.trace import Trace
+from aheadgrad.capture.values import Values
 from aheadgrad.capture.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
+from aheadgrad.torchlayer.unbacked import follow_values, follows_values
 
 
 class Session:
@@ -50,14 +54,17 @@ class Session:
         veiled: bool = False,
     ) -> None:
         self.mode = mode
-        self.lock = threading.RLock()  # one recording at a time
+        self.lock = RECORDING  # one recording at a time
         self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
+        self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
+        self._around: ExitStack | None = None  # what is on while the user's code (or a backward) runs
         self.trace = Trace()
+        self.trace.sized = follows_values(mode)
         self.entrances: list[Entrance] = []
         self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
@@ -66,9 +73,14 @@ class Session:
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._by_seen: dict[int, Entrance] = {}
+        self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
-        self.recorder = recorder(self.trace, mode, decompositions, self._adopt)
+        self.values = Values(self.trace, mode)
+        self.recorder = recorder(
+            self.trace, mode, decompositions, self._adopt, self.ambient, self.values, self._asserted
+        )
         self.layouts = Layouts()
+        self.open_sizes = OpenSizes(self)
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
@@ -79,23 +91,48 @@ class Session:
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
         self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
-        self.generators: list[tuple[torch.Generator, Tensor]] | None = None  # with their states at first
+        self.generators: list[tuple[torch.Generator, Tensor, int]] | None = None  # states, seeds at first
         self.limits = Limits(self)
         self.doubted = False  # was one of them used when its history was in doubt?
         self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
         self.handed = Handed(self)
         self.lifting = Lift(self)
-        self.ambient = Ambient()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Everything on: the user's code (or a backward) may run and is recorded."""
-        python = python_dispatcher(on=self.sized)
-        modes: list[Any] = [self.recorder, self.lifting, python, bodies_not_compiled()]
+        modes: list[Any] = [self.recorder, self.lifting, bodies_not_compiled()]
+        with (
+            tracing(*modes, veiled=self.veiled),
+            torch.autograd.set_multithreading_enabled(False),
+            ExitStack() as stack,
+        ):
+            before, self._around = self._around, stack
+            try:
+                self._enter_symbols()
+                yield
+            finally:
+                self._around = before
+
+    def _enter_symbols(self) -> None:
+        """What torch and the user's code need around them where sizes are symbols."""
+        if self._around is None:
+            return
+        around: list[Any] = [python_dispatcher(on=True)] if self.sized else []
         if self.plain_numbers:
-            modes += [shown_to(is_users), own_kernels()]
-        with tracing(*modes, veiled=self.veiled), torch.autograd.set_multithreading_enabled(False):
-            yield
+            around += [shown_to(is_users), own_kernels()]
+        for one in around:
+            self._around.enter_context(one)
+
+    def follow_values(self) -> bool:
+        """An op has a result whose size values decide. Can it be recorded with a symbol, from now on?"""
+        if follows_values(self.mode) or self.veiled:
+            return False
+        follow_values(self.mode)
+        self.trace.sized = self.sized = True
+        self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
+        self._enter_symbols()
+        return True
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -195,8 +232,12 @@ class Session:
             return self.wrap(real)
         known = self._by_real.get(id(real))
         if known is None:
+            if is_nowhere(real):
+                raise FallbackError("the memory of a tensor is handed to other code (DLPack, pointers)")
             number = sum(isinstance(e.slot, ClosedOver) for e in self.entrances)
             known = self.enter(ClosedOver(str(number)), real)
+            if is_borrowed(real):
+                self.recorder.borrowed.add(functional.storage_key(known.value))
         elif isinstance(known.slot, UserInput):
             raise FallbackError(f"{known.slot.describe()} is also reached from outside the arguments")
         return known.seen
@@ -214,6 +255,9 @@ class Session:
         functional.sync(seen)
         out: Tensor = functional.unwrap(seen)
         return out
+
+    def _asserted(self) -> None:
+        self.open_sizes.demands.accept()
 
     def is_new(self, t: Tensor) -> bool:
         """Is this surely a tensor in memory of its own, not an input or a view of one?"""
@@ -259,11 +303,11 @@ class Session:
         """Random numbers are drawn from it at each call: it must be the caller's, and be left to advance."""
         if self.generators is None:
             return
-        state = next((state for known, state in self.generators if known is generator), None)
-        if state is None:
+        found = next((known for known in self.generators if known[0] is generator), None)
+        if found is None:
             raise FallbackError("a random generator is used that the function makes itself")
         with functional.outside():
-            if not torch.equal(state, generator.get_state()):
+            if random.was_set(*found):
                 raise FallbackError("the random state is set inside the function")
 
     def shadow_of(self, entrance: Entrance) -> Tensor | None:

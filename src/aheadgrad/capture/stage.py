@@ -13,10 +13,11 @@ from aheadgrad.capture.cut import Cutter, Port
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
+from aheadgrad.capture.origins import raised_below_users_code
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
-from aheadgrad.errors import AheadgradError, FallbackError, NeedsNumbers
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, NeedsNumbers, reason_of
 from aheadgrad.facts.aliases import Aliases
 from aheadgrad.facts.collect import collect
 from aheadgrad.facts.facts import Facts
@@ -217,9 +218,14 @@ def capture_call(call: Call, options: Options, journal: Journal) -> Captured:
     """Captures a call; once more, with veils, if a tensor subclass turns up that is not an input."""
     veiled = not all(is_plain(t) for _, t in call.inputs)
     try:
-        return _capture(call, options, journal, veiled)
-    except NeedsVeils:
-        return _capture(call, options, journal, veiled=True)
+        try:
+            return _capture(call, options, journal, veiled)
+        except NeedsVeils:
+            return _capture(call, options, journal, veiled=True)
+    except NeedsNumbers as error:
+        if call.symbols.optional:
+            raise
+        raise FallbackError(f"a size that values decide is no plain number: {error}") from error
 
 
 def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Captured:
@@ -229,7 +235,7 @@ def _capture(call: Call, options: Options, journal: Journal, veiled: bool) -> Ca
         forward.session.recorder.ops.exact = False  # strides of gradients are nobody's promise
     with journal.stage("facts"), forward.session.recording():
         facts, aliases = collect(forward)
-        kept = in_graph.kept_inside(facts, keep=options.keep_inference_input_mutations)
+        kept = in_graph.kept_inside(forward.session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
     with journal.stage("joint"):
         targets = _targets(forward, facts, aliases)
@@ -332,11 +338,14 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
         return captured.record(component, expected, state)
     except Exception as error:
         ours = explained(error)
-        if isinstance(ours, AheadgradError) and not (
-            captured.order and isinstance(error, NotImplementedError)
-        ):
+        for_later = isinstance(error, NotImplementedError) or isinstance(ours, DataDependentError)
+        if isinstance(ours, AheadgradError) and not (captured.order and for_later):
             raise ours from error
-        captured.failures[number] = error  # from the second order on, also derivatives that nobody wrote
+        if not captured.order and raised_below_users_code(error):  # because of the recording? eager will tell
+            raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
+        captured.failures[number] = (
+            error  # from the second order on, also what nobody wrote, or decides by values
+        )
     if len(component.exits) == 1:
         return None
     working = []

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
+from aheadgrad.torchlayer.symbols import typical
 
 
 def _batch_norm(
@@ -28,7 +29,7 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Tensor:
-    if running_mean is None or running_var is None or input.numel() == 0:
+    if running_mean is None or running_var is None or typical(input.numel()) == 0:
         return torch.batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
@@ -128,7 +129,7 @@ def _functional_instance_norm(
 
 def _dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """The same numbers from the same seed, with a mask of one byte instead of four to save."""
-    plain = not train or not 0.0 < p < 1.0 or input.numel() == 0
+    plain = not train or not 0.0 < p < 1.0 or typical(input.numel()) == 0
     if plain or input.device.type != "cpu" or input.dtype not in (torch.float32, torch.float64):
         return torch.dropout(input, p, train)
     out: Tensor = torch.native_dropout(input, p, True)[0]
@@ -164,6 +165,18 @@ def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if size < step:
         windows = windows.narrow(dim + 1, 0, size)
     return windows.movedim(dim + 1, -1)
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """The same with checks that are recorded; eager's look at the values at once."""
+    plain = not isinstance(num_classes, int | torch.SymInt) or num_classes < 1
+    if plain or in_transform(tensor) or tensor.dtype is not torch.int64 or tensor.numel() == 0:
+        return functional.one_hot(tensor, num_classes)
+    if tensor.device.type == "cpu":  # elsewhere the kernel below refuses
+        torch._assert_async((tensor >= 0).all(), "Class values must be non-negative.")
+        torch._assert_async((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
+    empty = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+    return empty.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
 class _Trace(torch.autograd.Function):
@@ -204,6 +217,7 @@ def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
     torch.lstm: _without_mkldnn(torch.lstm),
+    functional.one_hot: _one_hot,
     torch.trace: _trace,
     torch.Tensor.trace: _trace,
     torch.batch_norm: _batch_norm,

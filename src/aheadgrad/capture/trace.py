@@ -18,7 +18,9 @@ from torch import Tensor
 from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.control_flow import is_effectful
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
-from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.distributed import is_collective
+from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
+from aheadgrad.torchlayer.unbacked import sizes_in
 
 
 class Origin(NamedTuple):
@@ -78,8 +80,8 @@ def _collect(values: Any, found: list[Tensor]) -> None:
 
 
 def has_effect(target: Any) -> bool:
-    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts."""
-    if is_random(target) or is_mutable(target) or is_effectful(target):
+    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts, talks."""
+    if is_random(target) or is_mutable(target) or is_effectful(target) or is_collective(target):
         return True
     return isinstance(target, OpOverload) and not target._schema.returns
 
@@ -94,7 +96,8 @@ class Trace:
         self.settled = 0  # how many records there were when the inputs had their final values
         self.read_off = 0  # ... and when the gradients of the last backward had theirs
         self.constants: dict[int, Tensor] = {}
-        self.numbers: dict[Any, int] = {}  # which record made a symbol: `x.item()`
+        self.sized = False  # can a result have a size that values decide?
+        self.numbers: dict[Any, list[int]] = {}  # who makes a symbol: `x.item()`, the size of `x[mask]`
         self._made: dict[int, Made] = {}
 
     def add(
@@ -112,14 +115,31 @@ class Trace:
         record.keep = has_effect(target)
         record.node = node
         self.records.append(record)
+        if self.sized:
+            self._note_sizes(record, index)
         if isinstance(out, Tensor):
             self._made.setdefault(id(out), Made(index, None))
         elif is_symbolic(out):
-            self.numbers.setdefault(expression(out), index)
+            self.numbers.setdefault(expression(out), []).append(index)
         elif isinstance(out, list | tuple):
             for part, value in enumerate(out):
                 if isinstance(value, Tensor):
                     self._made.setdefault(id(value), Made(index, part))
+
+    def _note_sizes(self, record: Record, index: int) -> None:
+        parts = record.out if isinstance(record.out, list | tuple) else (record.out,)
+        found = set().union(*(sizes_in(p) for p in parts if isinstance(p, Tensor)))
+        for symbol in found - free_symbols([list(record.args), record.kwargs]) if found else ():
+            self.numbers.setdefault(symbol, []).append(index)
+
+    def maker(self, symbol: Any, phases: set[str] | None) -> int:
+        """Which record makes a symbol, as seen from these phases: one of their own comes first."""
+        makers = self.numbers[symbol]
+        for wanted in (phases or set(), {"forward"}):
+            for i in makers:
+                if self.records[i].phase in wanted:
+                    return i
+        return makers[0]
 
     def rewind(self, length: int) -> None:
         """Forgets all records from `length` on."""
@@ -128,7 +148,8 @@ class Trace:
             for value in parts:
                 if self._made.get(id(value), Made(-1, None)).record >= length:
                     del self._made[id(value)]
-        self.numbers = {symbol: i for symbol, i in self.numbers.items() if i < length}
+        kept = {symbol: [i for i in makers if i < length] for symbol, makers in self.numbers.items()}
+        self.numbers = {symbol: makers for symbol, makers in kept.items() if makers}
         del self.records[length:]
 
     def producer(self, value: Tensor) -> Made | None:

@@ -30,7 +30,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_view_op,
 )
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.fake import FakeTensor, is_fake_mode_on
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, parts_of, reshape_outside
 
 aten = torch.ops.aten
@@ -72,6 +72,8 @@ class VeiledRecorder(Recorder):
         if self.declines:
             self.declines = False
             return NotImplemented
+        if self.asking and is_fake_mode_on():  # the subclass asks what a result would look like
+            return func(*args, **kwargs)
         if self.inside:
             return super().__torch_dispatch__(func, types, args, kwargs)
         tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]

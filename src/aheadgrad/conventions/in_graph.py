@@ -28,9 +28,13 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def kept_inside(facts: Facts, *, keep: bool) -> frozenset[int]:
-    """Inputs whose update the graph makes itself: those that autograd need not see."""
-    return frozenset(f.index for f in facts.inputs if keep and _can_stay(f))
+def kept_inside(session: Session, facts: Facts, *, keep: bool) -> frozenset[int]:
+    """Inputs whose update the graph makes itself: those that autograd need not see.
+
+    The graph knows nothing of tensor subclasses, which are updated as wholes.
+    """
+    plain = {i for i, e in enumerate(session.entrances) if e.form is None}
+    return frozenset(f.index for f in facts.inputs if keep and f.index in plain and _can_stay(f))
 
 
 def _can_stay(fact: InputFacts) -> bool:

@@ -50,7 +50,7 @@ def emit_tracked(script: Script, a: Assembly) -> None:
             script.line(f"{a.input_names[fact.index]}.detach_()")
         if fact.history_changed or fact.history_dropped:
             _emit_update(script, a, fact)
-        if fact.becomes_leaf is False:
+        if fact.becomes_leaf is False or fact.leaf_meanwhile:
             script.line(f"{a.input_names[fact.index]}.requires_grad_(False)")
 
 
@@ -150,7 +150,7 @@ def _geometry(script: Script, g: Geometry) -> str:
 def emit_leaves(script: Script, a: Assembly) -> None:
     """`requires_grad_()` on an input: before the node, so that gradients reach it."""
     for fact in a.facts.inputs:
-        if fact.becomes_leaf:
+        if fact.becomes_leaf or fact.leaf_meanwhile:
             script.line(f"{a.input_names[fact.index]}.requires_grad_()")
 
 

@@ -43,6 +43,7 @@ from aheadgrad.torchlayer.autograd import (
     same_version_counter,
 )
 from aheadgrad.torchlayer.subclasses import Bundle, parts_of
+from aheadgrad.torchlayer.symbols import typical, typical_strides
 
 
 @dataclass(eq=False)
@@ -148,15 +149,14 @@ class _Group:
     def _look(self, t: Tensor) -> Geometry | None:
         look = self.forward.session.looks.get(id(t))
         held = functional.unwrap(t)
-        if look is None or type(held) is Bundle or held.numel() == 0:
+        if look is None or type(held) is Bundle or typical(held.numel()) == 0:
             return None
         written = functional.storage_key(t) in self.forward.session.layouts.touched
-        unusual = 1 in look.size and look.stride != contiguous_strides(look.size)
-        if tuple(held.stride()) == look.stride and not (written and unusual):
+        size, stride, held_stride = look.typical.size, look.typical.stride, typical_strides(held)
+        unusual = 1 in size and stride != contiguous_strides(size)
+        if held_stride == stride and not (written and unusual):
             return None  # kernels choose the strides of dimensions of size one as they like
-        only_units = all(
-            n == 1 or a == b for n, a, b in zip(look.size, held.stride(), look.stride, strict=True)
-        )
+        only_units = all(n == 1 or a == b for n, a, b in zip(size, held_stride, stride, strict=True))
         return Geometry(look.size, look.stride, held.storage_offset()) if only_units else None
 
     def _owner(self) -> int:

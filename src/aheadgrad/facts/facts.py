@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aheadgrad.torchlayer.symbols import typical
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -13,6 +15,18 @@ class Geometry:
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
+
+    @property
+    def typical(self) -> Geometry:
+        """With numbers in place of sizes that values decide: for questions to it."""
+        return Geometry(
+            tuple(map(typical, self.size)), tuple(map(typical, self.stride)), typical(self.offset)
+        )
+
+    @property
+    def repeats(self) -> bool:
+        """Does one element stand for several?"""
+        return any(s == 0 and n > 1 for s, n in zip(self.typical.stride, self.typical.size, strict=True))
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class InputFacts:
     `history_changed`: autograd saw a change, so the update must be made in grad mode.
     `version_bumps`: how often its version counter moved. `adopts`: the input whose memory it took
     over with `set_`. `final_bytes`: the size to which its storage is resized at the end.
+    `leaf_meanwhile`: it required grad for a while, and gradients of that time reach it.
     """
 
     index: int
@@ -41,6 +56,7 @@ class InputFacts:
     history_changed: bool = False
     history_dropped: bool = False
     becomes_leaf: bool | None = None
+    leaf_meanwhile: bool = False
     version_bumps: int = 0
     adopts: int | None = None
     look: Geometry | None = None

@@ -52,6 +52,7 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
         history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,
         becomes_leaf=becomes_leaf,
+        leaf_meanwhile=not entrance.required_grad and session.limits.leaf_meanwhile(seen),
         version_bumps=version(seen) - entrance.version,
     )
 

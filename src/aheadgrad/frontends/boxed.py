@@ -21,8 +21,9 @@ from torch import Tensor, fx, nn
 from aheadgrad import pipeline
 from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
+from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.capture.shared import whole_storage
-from aheadgrad.errors import FallbackWarning, UnsupportedInput
+from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.guarded_memory import depends_on_offsets
 from aheadgrad.options import Options
@@ -70,23 +71,33 @@ def compile_flat(
         def again(*new: Any) -> BoxedEntry:
             return compile_flat(module, new, options, invoke, spare=spare - 1)
 
-    return _Runner(entry, places, args, _otherwise(fn, again)).write()
+    otherwise = _otherwise(fn, again, strict=options.fallback == "error")
+    return _Runner(entry, places, args, otherwise).write()
 
 
-def _otherwise(fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None) -> Callable[..., list[Any]]:
+def _otherwise(
+    fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None, *, strict: bool
+) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
+    reason = "inputs share memory in too many ways"
     warned = False
 
     def run(*args: Any) -> list[Any]:
-        nonlocal made, warned
-        if again is not None:
-            made = made or again(*args)
+        nonlocal again, made, reason, warned
+        if made is None and again is not None:
+            try:
+                made = again(*args)
+            except Exception as error:
+                if strict:
+                    raise
+                again, reason = None, reason_of(error)
+        if made is not None:
             return made.run(list(args))
         if not warned:
             warned = True
-            reason = "inputs share memory in too many ways"
-            warnings.warn(f"aheadgrad runs this call uncompiled: {reason}.", FallbackWarning, stacklevel=4)
+            text = f"aheadgrad runs this call uncompiled: {reason}."
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
         return list(fn(*args))
 
     return run

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from aheadgrad.capture.lift import Lift
-from aheadgrad.capture.origins import is_users
+from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import FallbackError, FallbackWarning
 from aheadgrad.options import Options
 from aheadgrad.report.text import explain_entry, summary
@@ -117,7 +117,7 @@ class CompiledFunction:
         if self.fallbacks.count(reason, where):
             at = f" ({where})" if where else ""
             text = f"aheadgrad runs {self.name} uncompiled: {reason}{at}."
-            warnings.warn(text, FallbackWarning, stacklevel=level_of_caller())
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
 
 
 class Described:
@@ -128,14 +128,6 @@ class Described:
 
     def __repr__(self) -> str:
         return f"{self.name}: {summary(self.entry)}"
-
-
-def level_of_caller() -> int:
-    """The `stacklevel` for a warning from the function that asks, so that it names the user's line."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def runs_the_original() -> bool:

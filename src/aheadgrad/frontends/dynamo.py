@@ -28,10 +28,18 @@ from torch import fx
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, RecompileWarning
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import (
+    AheadgradError,
+    FallbackError,
+    FallbackWarning,
+    InvalidOption,
+    RecompileWarning,
+    reason_of,
+)
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.boxed import compile_flat
-from aheadgrad.frontends.compiled import CompiledFunction, Described, level_of_caller, runs_the_original
+from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_original
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
@@ -137,7 +145,7 @@ class DynamoFunction(CompiledFunction):
                 f"{self.name} was compiled {self.options.max_entries} times for different calls; further "
                 f"ones run uncompiled. Raise max_entries, or keep the same what changes: {changing}."
             )
-            warnings.warn(text, RecompileWarning, stacklevel=level_of_caller())
+            warnings.warn(text, RecompileWarning, stacklevel=stacklevel_of_user())
 
 
 def _backend(whose: DynamoFunction, options: Options) -> Callable[..., Any]:
@@ -176,8 +184,12 @@ def compile_graph(
 
     try:
         entry = compile_flat(gm, leaves, options, invoke)
-    except FallbackError as error:
-        return _uncompiled(gm, error, options, whose)
+    except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        if whose is not None and not isinstance(error, AheadgradError):
+            raise  # perhaps a line of the user's is wrong: the frame runs in eager, which shows it
+        if options.fallback == "error":
+            raise error if isinstance(error, AheadgradError) else FallbackError(reason_of(error)) from error
+        return _uncompiled(gm, reason_of(error), whose)
     if whose is not None:
         source = entry.source + "\n\n" + entry.entry.source
         whose.entries.append(GraphEntry(_place(gm) or whose.name, entry.entry, source))
@@ -186,22 +198,19 @@ def compile_graph(
     return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
 
 
-def _uncompiled(
-    gm: fx.GraphModule, error: FallbackError, options: Options, whose: DynamoFunction | None
-) -> Callable[..., Any]:
-    if options.fallback == "error":
-        raise error
+def _uncompiled(gm: fx.GraphModule, reason: str, whose: DynamoFunction | None) -> Callable[..., Any]:
+    """The graph itself; each run of it is counted, where somebody counts."""
     where = _place(gm)
     if whose is None:
-        text = f"aheadgrad runs this graph uncompiled: {error.reason}{f' ({where})' if where else ''}."
-        warnings.warn(text, FallbackWarning, stacklevel=level_of_caller())
+        text = f"aheadgrad runs this graph uncompiled: {reason}{f' ({where})' if where else ''}."
+        warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
         return torch.compiler.disable(gm.forward)
     known = weakref.ref(whose)
 
     def run(*args: Any) -> Any:
         told = known()
         if told is not None:
-            told.note_uncompiled(error.reason, where)
+            told.note_uncompiled(reason, where)
         return gm.forward(*args)
 
     return torch.compiler.disable(run)

@@ -60,11 +60,11 @@ def _step(step: Any) -> str:
     return f"[{describe(step.key)}]" if hasattr(step, "key") else str(step)
 
 
-def parameter_names(fn: Callable[..., Any]) -> list[str]:
+def parameter_names(fn: Any) -> list[str]:
+    """Of the positional parameters that a caller gives."""
+    fn = fn.forward if isinstance(fn, nn.Module) else fn
     code = getattr(fn, "__code__", None)
-    if code is None:
-        return []
-    return list(code.co_varnames[: code.co_argcount])
+    return [] if code is None else list(code.co_varnames[hasattr(fn, "__self__") : code.co_argcount])
 
 
 def takes_any_keyword(fn: Callable[..., Any]) -> bool:

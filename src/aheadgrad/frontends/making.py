@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.capture.rehearse import rehearse
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
@@ -76,7 +74,6 @@ class Making:
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
         self.put_back()
-        rehearse(entry.captured)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
         arguments.symbolic = numbers
@@ -101,7 +98,7 @@ class Making:
 
     def _around(self, see: Callable[[Any], Any]) -> Any:
         self.originals = {id(see(h.get())): h.get() for h in self.state.holders}
-        return swapped(self.state.holders, see) if self.state.holders else nullcontext()
+        return swapped(self.state.holders, see)
 
     def _observed(self, /, *args: Any, **kwargs: Any) -> Any:
         """The function; afterwards, what it changed in the state and in its arguments."""

@@ -13,6 +13,7 @@ import enum
 import fractions
 import functools
 import pathlib
+import reprlib
 import types
 import uuid
 import weakref
@@ -134,27 +135,18 @@ def refill(container: Any, before: Any) -> None:
         container.extend(before)
 
 
-def describe(value: Any, most: int = 60) -> str:
-    """A short text for a value in messages; never through a `__repr__` that a user wrote."""
-    if isinstance(value, torch.Tensor):
-        return "a tensor"
-    if isinstance(value, types.FunctionType | type):
-        return str(value.__qualname__)
-    kind = type(value)
-    if kind in (slice, range):
-        return f"{kind.__name__}({', '.join(map(describe, (value.start, value.stop, value.step)))})"
-    if _is_shown(value):
-        text = repr(value)
-        return text if len(text) <= most else text[: most - 3] + "..."
-    if kind in (list, tuple, dict, set, frozenset, deque):
-        return f"a {kind.__name__} of {len(value)}"
-    return f"a {kind.__name__} at {id(value):#x}"
+class _Short(reprlib.Repr):
+    """Short texts, never through a `__repr__` that a user wrote."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        kind = type(x)
+        if isinstance(x, types.FunctionType | type):
+            return str(x.__qualname__)
+        if kind in SIMPLE or kind in _AS_THEY_ARE or kind in _BY_TEXT or kind in (slice, range):
+            return repr(x)
+        return "a tensor" if isinstance(x, torch.Tensor) else f"a {kind.__name__} at {id(x):#x}"
 
 
-def _is_shown(value: Any, depth: int = 3) -> bool:
-    """Is the text of a value short, and made without code of the user's?"""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset, deque, dict):
-        parts = [*value, *value.values()] if kind is dict else value
-        return depth > 0 and len(value) <= 16 and all(_is_shown(v, depth - 1) for v in parts)
-    return kind in SIMPLE or kind in _AS_THEY_ARE or kind in _BY_TEXT
+_short = _Short()
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = _short.maxfrozenset = 16
+describe = _short.repr

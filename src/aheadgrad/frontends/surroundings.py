@@ -23,10 +23,8 @@ from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.frontends.state import HOOKS, State
 from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.guards import dict_version, unchanged_check
+from aheadgrad.torchlayer.guards import unchanged_check
 from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
-
-_WORTH_BUILDING = 8  # calls without a change after which the check in C++ is built
 
 
 def _never(things: Any) -> bool:
@@ -83,7 +81,8 @@ class Surroundings:
 
     def renew(self) -> Stamp | None:
         """Looks at every place again."""
-        hooks, before = RemovableHandle.next_id, self._versions()
+        hooks = RemovableHandle.next_id
+        held, things = unchanged_check((*self.tables.full, *self.tables.empty))
         found = self.find()
         if found is None or not self.match(*found[0]):
             self.stamp = _NOTHING
@@ -95,26 +94,6 @@ class Surroundings:
             pointers = tuple(map(Tensor.data_ptr, tensors))
             storages = frozenset(map(storage_key, tensors))
         rest = (tensors, hooks, frozenset(map(id, everything)), pointers, storages)
-        if self._versions() == before and not any(self.tables.hooks):
-            self.stamp = (self._compare(before, rest), (), *rest)
+        if held(things) and not any(self.tables.hooks):  # the first check notes the versions
+            self.stamp = (held, things, *rest)
         return (_never, (), *rest)
-
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(map(dict_version, self.tables.full))
-
-    def _compare(self, versions: tuple[int, ...], rest: Any) -> Callable[[Any], bool]:
-        """Compares in Python at first: modules that change at each call are not worth more."""
-        calls = 0
-
-        def held(things: Any) -> bool:
-            nonlocal calls
-            if any(self.tables.empty) or self._versions() != versions:
-                return False
-            calls += 1
-            if calls == _WORTH_BUILDING:
-                check, things = unchanged_check((*self.tables.full, *self.tables.empty))
-                if check(things) and self._versions() == versions and not any(self.tables.empty):
-                    self.stamp = (check, things, *rest)
-            return True
-
-        return held

@@ -9,24 +9,20 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from aheadgrad import pipeline
-from aheadgrad.capture.stage import Captured
-from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning
+from aheadgrad.capture.origins import stacklevel_of_user
+from aheadgrad.errors import AheadgradError, FallbackError, RecompileWarning, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import MISS, CompiledFunction, level_of_caller, runs_the_original
-from aheadgrad.frontends.function import Flat, flatten, make_call, parameter_names
+from aheadgrad.frontends.compiled import MISS, CompiledFunction, runs_the_original
+from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
-from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
-from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import is_view
@@ -100,7 +96,7 @@ class TracedFunction(CompiledFunction):
         return made.call(args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
-        return flatten(args, kwargs, _names(self._module.forward if self._module is not None else self._fn))
+        return flatten(args, kwargs, parameter_names(self._fn))
 
     def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Miss | None:
         miss = misses.explain(self.name, [e.why for e in self.entries], args, kwargs)
@@ -118,7 +114,7 @@ class TracedFunction(CompiledFunction):
                 f"uncompiled. What keeps changing: {changing}. Raise max_entries "
                 f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
                 RecompileWarning,
-                stacklevel=level_of_caller(),
+                stacklevel=stacklevel_of_user(),
             )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,10 +126,10 @@ class TracedFunction(CompiledFunction):
         if self.options.fallback == "error":
             raise error
         if isinstance(error, AheadgradError):
-            self.note_uncompiled(getattr(error, "reason", None) or _first_line(error))
+            self.note_uncompiled(reason_of(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
-        self.note_uncompiled(f"recording it raises {type(error).__name__}: {_first_line(error)}")
+        self.note_uncompiled(f"recording it raises {reason_of(error)}")
         return out
 
     def _try(
@@ -157,7 +153,7 @@ class TracedFunction(CompiledFunction):
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and getattr(error, "has_run", False):
             if not getattr(error, "once", False) or seen in self._warned_of:
-                self._refused[seen] = getattr(error, "reason", None) or _first_line(error)
+                self._refused[seen] = reason_of(error)
             self._warned_of.add(seen)
         return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
 
@@ -177,17 +173,8 @@ class TracedFunction(CompiledFunction):
         return made
 
 
-def _names(target: Any) -> list[str]:
-    names = parameter_names(target)
-    return names[1:] if hasattr(target, "__self__") and names else names
-
-
 def _is_traced(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or is_wrapped(value))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
 def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fn: Any) -> Any:
@@ -209,17 +196,3 @@ def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any],
     outside = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), repr(autocast_state())
     kinds = tuple(map(type, args)), tuple((key, type(v)) for key, v in kwargs.items())
     return outside, getattr(fn, "training", None), kinds, tuple(map(look, leaves))
-
-
-def capture(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
-) -> Captured:
-    """Stops after the joint program."""
-    places = holders(fn) if isinstance(fn, nn.Module) else []
-    flat = flatten(args, kwargs, _names(fn.forward if isinstance(fn, nn.Module) else fn))
-
-    def around(see: Callable[[Any], Any]) -> Any:
-        return swapped(places, see) if places else nullcontext()
-
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], around)
-    return pipeline.run_capture(call, options, Journal())

@@ -7,6 +7,9 @@
 The joint graph takes `primals_N` and `tangents_N` and returns the forward's outputs, then one
 gradient per primal. The forward returns its outputs, then the tensors and then the sizes that it
 keeps; the backward takes the sizes, the tensors and the tangents.
+
+What a partition function keeps may be an input, or a view of one, that the call itself changes. The
+backward wants it as it was: a copy is kept instead, made before the change.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, fx
 
+from aheadgrad.conventions import in_graph
 from aheadgrad.errors import InvalidProgram
+from aheadgrad.partition.copies import keep_copies
 from aheadgrad.partition.split import SavedSet, SavedValue, SplitPrograms
+from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved, SavedSize, Signature, Slot, Tangent
+from aheadgrad.program.slots import Saved, SavedSize, Signature, Slot
 from aheadgrad.torchlayer.fxcode import takes_two_lists
+from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
@@ -47,7 +54,7 @@ def split_with(partition_fn: PartitionFn, captured: Captured) -> SplitPrograms:
     gradients = captured.gradients[0]
     assert gradients is not None
     joint = captured.program
-    exits = len(captured.exits)
+    exits = len(opened(in_graph.results(captured, inference=False)))
     inputs = joint.example_inputs()
     primals, tangents = inputs[: len(captured.inputs)], inputs[len(captured.inputs) :]
     outputs = joint.results
@@ -55,8 +62,12 @@ def split_with(partition_fn: PartitionFn, captured: Captured) -> SplitPrograms:
     forward, backward = partition_fn(
         joint.module, (primals, tangents), num_fwd_outputs=exits, static_lifetime_input_indices=[]
     )
-    saved = _saved(captured, forward, exits)
-    programs = _forward(captured, joint, forward, saved), _backward(joint, backward, saved, exits)
+    copied = keep_copies(forward, backward, exits, _changed(captured))
+    saved = _saved(captured, forward, exits, copied)
+    programs = (
+        _forward(captured, joint, forward, saved, exits),
+        _backward(joint, backward, saved, exits, len(primals)),
+    )
     return SplitPrograms(programs[0], [programs[1]], [saved], saved, [gradients])
 
 
@@ -64,9 +75,20 @@ def _results(module: fx.GraphModule) -> list[Any]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _saved(captured: Captured, forward: fx.GraphModule, exits: int) -> SavedSet:
+def _changed(captured: Captured) -> set[int]:
+    """Which of the program's inputs the call changes, or lets a tensor subclass change."""
+    ids = {
+        id(value)
+        for f in captured.facts.inputs
+        if f.index >= 0 and (f.data_changed or f.storage_changed)
+        for value in values_of(captured.session.entrances[f.index].value)
+    }
+    return {i for i, (_, value) in enumerate(captured.inputs) if id(value) in ids}
+
+
+def _saved(captured: Captured, forward: fx.GraphModule, exits: int, copied: set[str]) -> SavedSet:
     """What the forward returns beyond its outputs: tensors, then sizes."""
-    copies = {copy.name for copy in captured.cutter.copies.values()}
+    copies = copied | {copy.name for copy in captured.cutter.copies.values()}
     tensors: list[SavedValue] = []
     sizes: list[tuple[str, Any]] = []
     for node in _results(forward)[exits:]:
@@ -87,18 +109,20 @@ def _saved(captured: Captured, forward: fx.GraphModule, exits: int) -> SavedSet:
     return SavedSet(tuple(tensors), tuple(sizes))
 
 
-def _forward(captured: Captured, joint: Program, module: fx.GraphModule, saved: SavedSet) -> Program:
-    slots: list[Slot] = list(joint.signature.outputs[: len(captured.exits)])
+def _forward(
+    captured: Captured, joint: Program, module: fx.GraphModule, saved: SavedSet, exits: int
+) -> Program:
+    slots: list[Slot] = list(joint.signature.outputs[:exits])
     slots += [Saved(s.name, s.reason) for s in saved.tensors]
     slots += [SavedSize(name) for name, _ in saved.sizes]
     given = joint.signature.inputs[: len(captured.inputs)]
     return _program("forward", module, given, tuple(slots))
 
 
-def _backward(joint: Program, module: fx.GraphModule, saved: SavedSet, exits: int) -> Program:
+def _backward(joint: Program, module: fx.GraphModule, saved: SavedSet, exits: int, primals: int) -> Program:
     slots: list[Slot] = [SavedSize(name) for name, _ in saved.sizes]
     slots += [Saved(s.name, s.reason) for s in saved.tensors]
-    slots += [slot for slot in joint.signature.inputs if isinstance(slot, Tangent)]
+    slots += joint.signature.inputs[primals:]
     return _program("backward", module, tuple(slots), joint.signature.outputs[exits:])
 
 

@@ -6,6 +6,7 @@ nothing is computed twice.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch import Tensor
@@ -52,8 +53,12 @@ def choose(
     tangents = {id(v) for g in gradients for t in g.tangents if t is not None for v in values_of(t)}
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
+    records = cutter.trace.records
+    as_numbers = {
+        s for s, by in cutter.trace.numbers.items() if any(records[i].phase == "forward" for i in by)
+    }
     for g in gradients:
-        walk_backward(cutter, g, in_forward, tangents, users, values)
+        walk_backward(cutter, g, in_forward, tangents, users, values, given=as_numbers)
     if any_order:
         nodes = [node for g in gradients if g.component.targets for node in g.component.nodes]
         for value in kept_by_eager(cutter.trace, nodes, values.values(), cutter.source):
@@ -77,13 +82,16 @@ def walk_backward(
     users: dict[int, str],
     values: dict[int, Tensor],
     boundary: set[int] = frozenset(),  # type: ignore[assignment]
+    given: Container[Any] = (),
 ) -> set[int]:
     """Walks from the gradients to the values of the forward (or in the boundary) that they rest on.
 
-    Fills `users` and `values`; returns the records that the backward runs.
+    Fills `users` and `values`; returns the records that the backward runs. `given` are the symbols that
+    come as numbers; any other has to come from the tensor whose size it is.
     """
     trace = cutter.trace
     seen: set[int] = set()
+    sized: set[Any] = set()
     stack: list[tuple[Tensor, str]] = [
         (v, "a gradient") for g in gradients.grads if g is not None for v in values_of(g)
     ]
@@ -106,7 +114,22 @@ def walk_backward(
             seen.add(made.record)
             record = trace.records[made.record]
             stack.extend((t, record.name) for t in record.tensors())
+            for symbol in cutter.made_numbers((record.args, record.kwargs)) - sized:
+                sized.add(symbol)
+                if symbol not in given:
+                    by = next((i for i in trace.numbers[symbol] if i in in_forward), None)
+                    by = trace.maker(symbol, {gradients.phase}) if by is None else by
+                    stack.extend((t, record.name) for t in _showing(trace.records[by].out, symbol))
     return seen
+
+
+def _showing(out: Any, symbol: Any) -> list[Tensor]:
+    """The result of which the symbol is a size."""
+    parts = out if isinstance(out, list | tuple) else (out,)
+    shows = [
+        p for p in parts if isinstance(p, Tensor) and any(expression(n) == symbol for *_, n in places(p))
+    ]
+    return shows[:1]
 
 
 def _resting_on(cutter: Cutter, changed: frozenset[int]) -> set[int]:
@@ -145,13 +168,13 @@ def saved_sizes(
     found: list[tuple[str, Any]] = []
     for symbol in needed_symbols(cutter, gradients, saved):
         if not numbers:
-            numbers = _providers(cutter, inputs)
+            numbers = providers(cutter, inputs)
         if symbol in numbers:
             found.append(numbers[symbol])
     return tuple(found)
 
 
-def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tuple[str, Any]]:
+def providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tuple[str, Any]]:
     """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
     found: dict[Any, tuple[str, Any]] = {}
     for i, (_, value) in enumerate(inputs):
@@ -163,8 +186,20 @@ def _providers(cutter: Cutter, inputs: list[tuple[Slot, Any]]) -> dict[Any, tupl
                 expr = expression(number)
                 if expr not in found:
                     found[expr] = (cutter.symbol_name(expr, op), number)
-    for expr, i in cutter.trace.numbers.items():
-        record = cutter.trace.records[i]
-        if record.phase == "forward":
+    for expr in cutter.trace.numbers:
+        record = cutter.trace.records[cutter.trace.maker(expr, None)]
+        if record.phase != "forward":
+            continue
+        if is_symbolic(record.out):
             found.setdefault(expr, (record.name, record.out))
+        elif expr not in found:
+            for op, _, number in _places_in(record.out):
+                if expression(number) == expr:
+                    found[expr] = (cutter.symbol_name(expr, op), number)
+                    break
     return found
+
+
+def _places_in(out: Any) -> list[Any]:
+    parts = out if isinstance(out, list | tuple) else (out,)
+    return [place for part in parts if isinstance(part, Tensor) for place in places(part)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from aheadgrad.torchlayer.dispatch import is_mutable, is_random
+from aheadgrad.capture.trace import has_effect
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 
@@ -65,7 +65,7 @@ def _forward_nodes(graph: fx.Graph, outputs: list[Any], tangents: list[fx.Node])
         if reads:
             stale.add(node)
         later = node.meta.get("partitioner_tag") == "is_backward"
-        if reads or ((is_mutable(node.target) or is_random(node.target)) and not later):
+        if reads or (has_effect(node.target) and not later):
             effects.append(node)
     found = {n for n in _ancestors([*outputs, *effects]) if n.op != "placeholder"}
     parts = [n for n in graph.nodes if n.target is operator.getitem and n.args[0] in found]
@@ -79,9 +79,7 @@ def _kept(
     found: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     effects = [
-        n
-        for n in graph.nodes
-        if n.op == "call_function" and n not in forward and (is_mutable(n.target) or is_random(n.target))
+        n for n in graph.nodes if n.op == "call_function" and n not in forward and has_effect(n.target)
     ]
     stack = [g for g in [*gradients, *effects] if isinstance(g, fx.Node)]
     while stack:
@@ -107,11 +105,7 @@ def _extract(graph: fx.Graph, inputs: list[fx.Node], outputs: list[Any], allowed
     for node in inputs:
         env[node] = made.placeholder(node.name)
         env[node].meta = dict(node.meta)
-    effects = [
-        n
-        for n in graph.nodes
-        if n in allowed and n.op == "call_function" and (is_mutable(n.target) or is_random(n.target))
-    ]
+    effects = [n for n in graph.nodes if n in allowed and n.op == "call_function" and has_effect(n.target)]
     wanted = _ancestors_until([*outputs, *effects], set(inputs))
     for node in graph.nodes:
         if node in wanted and node not in env:

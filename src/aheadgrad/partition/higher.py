@@ -10,9 +10,11 @@ backward.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.capture.components import Component
 from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
 from aheadgrad.capture.histories import at_hand, kept_by_eager
@@ -24,6 +26,7 @@ from aheadgrad.program.check import check
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,18 +59,15 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
     pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
     boundary = {id(s.value): k for k, s in enumerate(pool)}
     values = [e.value for e in derivative.exits]
-    here, _ = cutter.needed(values, set(boundary), {recorded.phase})
+    symbols = {expression(number) for _, number in given.sizes}
+    here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
-    for g in derivative.gradients:
-        if g is None:
-            kept.append(())
-            saved.append(SavedSet())
-            continue
-        positions: set[int] = set()
-        used = _used(derivative, g, here, set(boundary))
-        used += _also_kept(derivative, g, [value for value, _ in used], here, set(boundary))
+    for component, g in zip(derivative.joint.components, derivative.gradients, strict=True):
+        positions = set(range(len(given.tensors) + len(tangents))) if g is None else set()  # who knows
+        used = [] if g is None else _used(derivative, g, here, set(boundary), symbols)
+        used += _also_kept(derivative, component, [value for value, _ in used], here, set(boundary))
         for value, user in used:
             if id(value) not in boundary:
                 boundary[id(value)] = len(pool)
@@ -80,12 +80,12 @@ def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
 
 
 def _also_kept(
-    derivative: Derivative, g: Gradients, used: list[Tensor], here: set[int], boundary: set[int]
+    derivative: Derivative, component: Component, used: list[Tensor], here: set[int], boundary: set[int]
 ) -> list[tuple[Tensor, str]]:
     """What eager keeps beside that, as far as it is at hand."""
     trace = derivative.cutter.trace
     found = []
-    for value in kept_by_eager(trace, g.component.nodes, used, derivative.cutter.source):
+    for value in kept_by_eager(trace, component.nodes, used, derivative.cutter.source):
         whole = at_hand(trace, value, boundary, here)
         if whole is not None:
             found.append((whole, "derivatives of higher order"))
@@ -93,18 +93,19 @@ def _also_kept(
 
 
 def _used(
-    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int]
+    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int], given: set[Any]
 ) -> list[tuple[Tensor, str]]:
     """The values that a next backward takes from this one, each with a reason."""
     users: dict[int, str] = {}
     values: dict[int, Tensor] = {}
     tangents = {id(t) for t in g.tangents if t is not None}
     cutter = derivative.cutter
-    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary)
+    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary, given)
     for i in crossed:
         record = cutter.trace.records[i]
-        if record.phase == "forward" and is_random(record.target):
-            raise _not_kept(f"the result of {record.target}, which draws random numbers")
+        if record.phase == "forward" and record.keep:
+            why = "draws random numbers" if is_random(record.target) else "must not run twice"
+            raise _not_kept(f"the result of {record.target}, which {why}")
     for key, value in values.items():
         if key not in boundary and cutter.trace.producer(value) is None:
             raise _not_kept("an input")

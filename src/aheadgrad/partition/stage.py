@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from aheadgrad.capture.joint import Gradients
 from aheadgrad.capture.stage import Captured
+from aheadgrad.errors import FallbackError
 from aheadgrad.options import Options
 from aheadgrad.partition.custom import split_with
-from aheadgrad.partition.default import choose
+from aheadgrad.partition.default import choose, providers
 from aheadgrad.partition.split import (
     SavedSet,
     SavedValue,
@@ -18,6 +20,7 @@ from aheadgrad.partition.split import (
 )
 from aheadgrad.program.program import Program
 from aheadgrad.torchlayer.subclasses import values_of
+from aheadgrad.torchlayer.symbols import symbols_of_numbers
 
 
 def partition(captured: Captured, options: Options) -> SplitPrograms:
@@ -45,7 +48,7 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
                     any_order=captured.differentiable_again and not options.one_node,
                 )
             )
-    together = _union(captured, saved)
+    together = _with_told_sizes(captured, _union(captured, saved))
     forward = forward_program(captured, together, inference=not captured.joint.components)
     backwards: list[Program | None] = []
     for g, kept in zip(captured.gradients, saved, strict=True):
@@ -56,6 +59,33 @@ def partition(captured: Captured, options: Options) -> SplitPrograms:
 def _one_backward(captured: Captured) -> Gradients | None:
     """A partition function splits one joint graph; where eager's backward raises there is none."""
     return captured.gradients[0] if len(captured.gradients) == 1 else None
+
+
+def _with_told_sizes(captured: Captured, saved: SavedSet) -> SavedSet:
+    """Also the sizes that values decide and that the entry function mentions: results, shapes of views."""
+    if not captured.session.trace.numbers:
+        return saved
+    passages = [e.traced.shape for e in captured.joint.exits[len(captured.exits) :]]
+    told = _symbols([captured.facts, *passages]) & set(captured.session.trace.numbers)
+    if not told:
+        return saved
+    known = providers(captured.cutter, captured.inputs)
+    sizes = dict(saved.sizes)
+    for symbol in sorted(told, key=str):
+        if symbol not in known:
+            raise FallbackError(f"nothing tells the size {symbol}, which values decide")
+        name, number = known[symbol]
+        sizes.setdefault(name, number)
+    return replace(saved, sizes=tuple(sizes.items()))
+
+
+def _symbols(value: Any) -> set[Any]:
+    """The symbols in facts, and whatever they are made of."""
+    if is_dataclass(value):
+        return _symbols([getattr(value, f.name) for f in fields(value)])
+    if isinstance(value, list | tuple):
+        return set().union(*map(_symbols, value))
+    return symbols_of_numbers(value)
 
 
 def _union(captured: Captured, saved: list[SavedSet]) -> SavedSet:

@@ -184,6 +184,8 @@ def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
     else:
         call = f"{script.names.name(a.forward, 'forward')}([{', '.join(params)}])"
         script.line(f"{', '.join(results)}, = {call}" if results else call)
+    for symbol, result in a.names.sizes.results.items() if a.names.sizes is not None else ():
+        script.line(f"{symbol} = {result}")
     for i in sorted(a.view_results):
         script.line(f"{result_name(i)} = {result_name(i)}.detach()")
     outputs.emit_strides(script, a)

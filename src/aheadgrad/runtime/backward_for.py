@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aheadgrad.backends.eager import compile_eager
@@ -15,9 +16,11 @@ from aheadgrad.partition.split import SavedSet, backward_program
 from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.by_sizes import record
+from aheadgrad.runtime.by_values import attempt, looks_at_values
 from aheadgrad.runtime.padded import padded
-from aheadgrad.runtime.sizes import LaidOutBackward
+from aheadgrad.runtime.sizes import Kind, LaidOutBackward, Unusual, with_sizes
 from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import Form
 
 
@@ -35,25 +38,49 @@ def _backward_by(
 
     used: dict[Any, frozenset[int]] = {}
 
-    def make(pattern: Any, state: AutocastState | None) -> Any:
-        return _make(level, component, saved, known, pattern, state, backend, used)
+    def make(pattern: Any, state: AutocastState | None, *, by_subclasses: bool = False) -> Any:
+        by = by_subclasses or (not level.session.veiled and any(isinstance(p, Form) for p in pattern))
+        return _make(level, component, saved, known, pattern, state, backend, used, by_subclasses=by)
 
+    traced = [level.joint.exits[i].traced for i in component.exits]
     if not lays_out(level):
-        backward = Backward(expected, known, make, level.fixed_autocast, level.session.lock)
+
+        def make_any(pattern: Any, state: AutocastState | None) -> Any:
+            tangents = [t for t, layout in zip(traced, pattern, strict=True) if layout is not None]
+            shapes = [*at_hand(saved), *tangents]
+
+            def at_once(sizes: Any = None) -> Any:
+                return make(pattern, state)
+
+            return attempt(level, shapes, len(tangents), at_once, at_once)
+
+        backward = Backward(expected, known, make_any, level.fixed_autocast, level.session.lock)
         backward.used = used
         return backward
 
-    traced = [level.joint.exits[i].traced for i in component.exits]
-
-    def make_for(present: tuple[bool, ...], state: AutocastState | None) -> Any:
-        pattern = tuple(e if there else None for e, there in zip(expected, present, strict=True))
-        tangents = [t for t, there in zip(traced, present, strict=True) if there]
-        return record(level, [*at_hand(saved), *tangents], lambda sizes: make(pattern, state))
+    def make_for(kinds: tuple[Kind, ...], state: AutocastState | None) -> Any:
+        by = not level.session.veiled and any(isinstance(kind, Unusual) for kind in kinds)
+        pattern = expected if by else tuple(map(_layout_for, kinds, expected, traced))
+        pattern = tuple(p if kind else None for p, kind in zip(pattern, kinds, strict=True))
+        tangents = [t for t, kind in zip(traced, kinds, strict=True) if kind]
+        make_it = partial(make, pattern, state, by_subclasses=by)
+        return record(level, [*at_hand(saved), *tangents], len(tangents), lambda sizes: make_it())
 
     orders = tuple(
         e if isinstance(e, Form) else dense_order(t) for e, t in zip(expected, traced, strict=True)
     )
-    return LaidOutBackward(orders, known, make_for, level.fixed_autocast, level.session.lock)
+    plainly = not level.session.veiled
+    return LaidOutBackward(orders, known, make_for, level.fixed_autocast, level.session.lock, plainly=plainly)
+
+
+def _layout_for(kind: Kind, expected: Any, traced: Any) -> Any:
+    """What a backward is recorded for, where the trace knows of subclasses."""
+    if not isinstance(kind, Unusual):
+        return expected
+    size = tuple(traced.size())
+    if kind.form is None:
+        return dense_strides(size, kind.order)
+    return with_sizes(kind.form, size)
 
 
 def lays_out(level: Level) -> bool:
@@ -75,15 +102,18 @@ def _make(
     state: AutocastState | None,
     backend: Backend | None,
     used: dict[Any, frozenset[int]],
+    *,
+    by_subclasses: bool,
 ) -> Any:
     """A backward for a pattern of tangents that was not seen before; `used`: what it uses of the saved."""
     state = level.backward_autocast if level.fixed_autocast else state
-    by_subclasses = not level.session.veiled and any(isinstance(p, Form) for p in pattern)
     if by_subclasses:  # recorded for plain tangents; what its ops mean is up to those given
         pattern = tuple(p.stride if isinstance(p, Form) else p for p in pattern)
     try:
         gradients = level.record(component, pattern, state)
     except Exception as error:
+        if looks_at_values(error):
+            raise
         return Failure(error)
     options = level.options
     try:

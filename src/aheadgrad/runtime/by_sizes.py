@@ -14,21 +14,25 @@ from typing import Any
 from aheadgrad.capture.higher import Level
 from aheadgrad.errors import CaptureError
 from aheadgrad.runtime.backward import Failure
+from aheadgrad.runtime.by_values import ByValues, attempt
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial, sizes_from
 
 _MOST = 64  # sets of sizes that are remembered
 
 
-def record(level: Level, shapes: list[Any], make: Callable[[Sizes | None], Any]) -> Any:
-    """What `make` records, for any sizes if possible; else a `BySizes`.
+def record(level: Level, shapes: list[Any], tangents: int, make: Callable[[Sizes | None], Any]) -> Any:
+    """What `make` records, for any sizes if possible; else a `BySizes`, or for values a `ByValues`.
 
-    `shapes`: the traced values of what will be at hand, numbers and tensors.
+    `shapes`: the traced values of what will be at hand, numbers and tensors, with the tangents last.
     """
     mode = level.session.mode
-    if mode.shape_env is None:
-        return make(None)
-    if level.fixed_sizes is not None:
-        return _with_numbers(level, level.fixed_sizes, make)
+    if mode.shape_env is None or level.fixed_sizes is not None:
+        fixed = None if mode.shape_env is None else level.fixed_sizes
+
+        def at_once() -> Any:
+            return make(None) if fixed is None else _with_numbers(level, fixed, make)
+
+        return attempt(level, shapes, tangents, at_once, make)
     with on_trial(mode) as assumes_more:
         try:
             made = make(None)
@@ -38,15 +42,18 @@ def record(level: Level, shapes: list[Any], make: Callable[[Sizes | None], Any])
             return made
     if level.session.veiled:  # parts of subclasses will be at hand, not the wholes
         raise CaptureError(_DIFFERENT_WAYS) from (made.error if isinstance(made, Failure) else None)
-    return BySizes(level, shapes, make)
+    return BySizes(level, shapes, tangents, make)
 
 
 class BySizes:
     """One recording per set of sizes, made when they first come along."""
 
-    def __init__(self, level: Level, shapes: list[Any], make: Callable[[Sizes | None], Any]) -> None:
+    def __init__(
+        self, level: Level, shapes: list[Any], tangents: int, make: Callable[[Sizes | None], Any]
+    ) -> None:
         self.level = level
         self.shapes = shapes
+        self.tangents = tangents
         self.make = make
         self.made: dict[frozenset[Any], Any] = {}
 
@@ -57,8 +64,15 @@ class BySizes:
             if key not in self.made:
                 if len(self.made) >= _MOST:
                     self.made.pop(next(iter(self.made)))
-                self.made[key] = _with_numbers(self.level, sizes, self.make)
-            return self.made[key]
+                self.made[key] = self._make(sizes)
+            made = self.made[key]
+        return made.find(at_hand) if isinstance(made, ByValues) else made
+
+    def _make(self, sizes: Sizes) -> Any:
+        def at_once() -> Any:
+            return _with_numbers(self.level, sizes, self.make)
+
+        return attempt(self.level, self.shapes, self.tangents, at_once, self.make)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """As a program of all that is at hand."""

@@ -28,6 +28,7 @@ from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.backward_for import at_hand, backward_for, lays_out
 from aheadgrad.runtime.by_sizes import BySizes, record
+from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.fates import fate_of
 from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.assumptions import Sizes
@@ -80,7 +81,7 @@ class Higher:
 
         def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
             step, tangents = self._find(tangents)
-            if isinstance(step, BySizes):
+            if isinstance(step, BySizes | ByValues):
                 step = step.find([*sizes, *held[:count], *(t for t in tangents if t is not None)])
             if isinstance(step, Failure):
                 return step([])
@@ -133,7 +134,7 @@ class Higher:
             derivative.fixed_sizes = sizes
             return make_step(derivative, self.saved, self.ways, state)
 
-        return record(level, [*at_hand(self.saved), *tangents], make)
+        return record(level, [*at_hand(self.saved), *tangents], len(tangents), make)
 
 
 def one_by_one(

@@ -1,6 +1,7 @@
 """Symbolic sizes at run time: numbers in generated code, and tangents of any size.
 
-Generated code reads each symbol off an input before anything else happens to the inputs:
+Generated code reads each symbol off an input before anything else happens to the inputs (or gets it from the
+forward, if values decide):
 
     s0 = p1.size(0)
     ...
@@ -11,18 +12,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aheadgrad.capture.joint import order_of
-from aheadgrad.errors import CaptureError
+from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
+    Fixed,
     Form,
     build,
     form_of,
@@ -31,22 +34,10 @@ from aheadgrad.torchlayer.subclasses import (
     same_meta,
     values_of,
 )
-from aheadgrad.torchlayer.symbols import constant_of, expression, places, python_text
+from aheadgrad.torchlayer.symbols import constant_of, expression, is_symbolic, places, python_text
 
 if TYPE_CHECKING:
     from aheadgrad.capture.stage import Captured
-
-
-def _parts_laid_out(t: Tensor, expected: Form) -> Tensor:
-    """A tangent that is a subclass, with parts laid out as expected; it must be of the expected kind."""
-    if not is_foreign(t) or not same_kind(form := form_of(t), expected):
-        raise CaptureError(
-            f"A tangent is a {type(t).__name__} where a {expected.kind.__name__} was expected. With dynamic "
-            "shapes, backwards are compiled for the expected kind of tangents only."
-        )
-    parts = parts_of(t)
-    made = [_laid_out(p, order_of(e.stride)) for p, e in zip(parts, expected.plain, strict=True)]
-    return t if all(map(operator.is_, parts, made)) else build(form, iter(made))
 
 
 def same_kind(a: Form, b: Form) -> bool:
@@ -57,10 +48,34 @@ def same_kind(a: Form, b: Form) -> bool:
     return all(isinstance(y, Form) and same_kind(x, y) for x, y in pairs)
 
 
+def with_sizes(form: Form, size: tuple[Any, ...]) -> Form:
+    """A form with symbolic sizes, where all that it consists of has those of the whole."""
+    if not any(map(is_symbolic, size)):
+        return form
+    inner: list[Any] = []
+    for part in form.inner:
+        if isinstance(part, Fixed) or tuple(part.size) != tuple(form.size) or not _is_dense(part):
+            raise CaptureError(
+                f"A tangent is a {form.kind.__name__}, where another kind of tensor was expected, and is not "
+                "laid out as its parts are. Compile with dynamic=False for such tangents."
+            )
+        strides = dense_strides(size, order_of(part.stride))
+        inner.append(
+            with_sizes(part, size) if isinstance(part, Form) else replace(part, size=size, stride=strides)
+        )
+    return replace(form, inner=tuple(inner), size=size, stride=dense_strides(size, order_of(form.stride)))
+
+
+def _is_dense(part: Any) -> bool:
+    return bool(tuple(part.stride) == dense_strides(tuple(part.size), order_of(part.stride)))
+
+
 class SizeTexts:
     """Source text for symbolic numbers in the entry function, and the lines it needs at its start."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, results: dict[Any, str]) -> None:
+        """`results`: where the forward gives sizes that values decide."""
+        self.results = results
         self.sources: dict[Any, str] = {}
         self.lines: dict[str, str] = {}
         entrances = captured.session.entrances
@@ -88,52 +103,97 @@ class SizeTexts:
             self.lines.setdefault(name, f"{name} = {self.sources[expr]}")
             return name
         for symbol in expr.free_symbols:
+            if symbol in self.results:
+                continue
             if symbol not in self.sources:
-                raise CaptureError(f"No input provides the size {symbol}, which an output needs.")
+                raise FallbackError(f"no input provides the size {symbol}, which an output needs")
             self.lines.setdefault(str(symbol), f"{symbol} = {self.sources[symbol]}")
         return f"({python_text(expr)})"
+
+
+class Unusual(NamedTuple):
+    """A tangent of another kind than expected: what a backward for such tangents is recorded with.
+
+    `form` is None for a plain tensor; `order` is that of its dimensions in memory.
+    """
+
+    form: Form | None
+    order: tuple[int, ...]
+
+
+Kind = Unusual | bool
+"""Of a tangent: missing (False), as expected (True), or unusual."""
 
 
 class LaidOutBackward(Backward):
     """One program per set of present tangents, which are given the layout it was recorded with.
 
     For symbolic sizes, where strides tell little, and for the drop-in, whose compilers expect one
-    backward. `orders` has, for each tangent, its dimensions from the outermost in memory inwards.
+    backward. `orders` has, for each tangent, its dimensions from the outermost in memory inwards, or the
+    form of the subclass that is expected. A program of plain tensors (`plainly`) serves subclasses of any
+    form, which only have to be laid out for it.
     """
 
     def __init__(
         self,
         orders: tuple[Any, ...],
         compiled: Run | None,
-        make: Callable[[tuple[bool, ...], AutocastState | None], Run],
+        make: Callable[[tuple[Kind, ...], AutocastState | None], Run],
         fixed_autocast: bool,
         lock: Any,
+        *,
+        plainly: bool,
     ) -> None:
         super().__init__(orders, None, make, fixed_autocast, lock)
+        self.plainly = plainly
         if compiled is not None:
             self.programs[((True,) * len(orders), None)] = compiled
 
     def run(self, saved: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
-        present = tuple(t is not None for t in tangents)
+        kinds = tuple(map(self._kind, tangents, self.expected))
         state = None if self.fixed_autocast else autocast_state()
-        program = self.programs.get((present, state))
+        program = self.programs.get((kinds, state))
         if program is None:
             with self._lock:
-                program = self.programs.get((present, state))
+                program = self.programs.get((kinds, state))
                 if program is None:
-                    program = self.programs[(present, state)] = self.make(present, state)
-        given = zip(tangents, self.expected, strict=True)
-        args = [*saved, *(_laid_out(t, order) for t, order in given if t is not None)]
+                    program = self.programs[(kinds, state)] = self.make(kinds, state)
+        given = zip(tangents, kinds, self.expected, strict=True)
+        args = [*saved, *(_as_recorded(t, kind, order) for t, kind, order in given if t is not None)]
         if state is None:
             return program(args)
         with state.suspended():
             return program(args)
 
+    def _kind(self, t: Tensor | None, expected: Any) -> Kind:
+        if t is None:
+            return False
+        if not is_foreign(t):
+            return Unusual(None, order_of(t.stride())) if isinstance(expected, Form) else True
+        form = form_of(t)
+        if isinstance(expected, Form):
+            return True if same_kind(form, expected) else Unusual(form, ())
+        return Unusual(None if self.plainly else form, expected if self.plainly else ())
+
+
+def _as_recorded(t: Tensor, kind: Kind, expected: Any) -> Tensor:
+    if isinstance(kind, Unusual):
+        return t if kind.form is not None else _laid_out(t, kind.order)
+    return _parts_laid_out(t, expected) if isinstance(expected, Form) else _laid_out(t, expected)
+
+
+def _parts_laid_out(t: Tensor, expected: Form) -> Tensor:
+    """A tangent that is a subclass of the expected kind, with parts laid out as expected."""
+    parts = parts_of(t)
+    made = [_laid_out(p, order_of(e.stride)) for p, e in zip(parts, expected.plain, strict=True)]
+    return t if all(map(operator.is_, parts, made)) else build(form_of(t), iter(made))
+
 
 def _laid_out(t: Tensor, order: Any) -> Tensor:
-    if isinstance(order, Form):
-        return _parts_laid_out(t, order)
     strides = dense_strides(tuple(t.size()), order)
     if t.stride() == strides:
         return t
+    if is_foreign(t):  # in words that a subclass understands
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return t.permute(order).contiguous().permute(back)
     return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

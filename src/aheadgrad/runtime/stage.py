@@ -32,6 +32,7 @@ from aheadgrad.runtime.sizes import SizeTexts
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
+from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(eq=False)
@@ -75,7 +76,7 @@ def make_entry(
         members=tuple(f"m{k}" for k in range(len(captured.session.members))),
         held_as_they_are=unchanged_wholes(captured),
         used_before=_used_before(captured),
-        names=Namespace(SizeTexts(captured) if captured.has_symbols else None),
+        names=Namespace(SizeTexts(captured, _told_sizes(captured, split)) if captured.has_symbols else None),
     )
     returns = captured.call.returns
     if returns is not None:
@@ -84,6 +85,14 @@ def make_entry(
     assembled = assemble(assembly)
     source = "\n\n".join([assembled.source, *node_sources])
     return Entry(assembled, source, captured, split, compiled, journal)
+
+
+def _told_sizes(captured: Captured, split: SplitPrograms) -> dict[Any, str]:
+    """Sizes that values decide: which result of the forward is which."""
+    results = _results(captured, split)
+    made = captured.session.trace.numbers
+    told = [(expression(number), name) for name, number in split.all_saved.sizes]
+    return {expr: _size_name(split, results, name) for expr, name in told if expr in made}
 
 
 def _used_before(captured: Captured) -> tuple[str, ...]:

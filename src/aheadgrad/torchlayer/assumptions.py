@@ -14,6 +14,7 @@ from torch import SymFloat, Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
+from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 Sizes = dict[Any, int | float]
@@ -61,6 +62,7 @@ def on_trial(mode: FakeTensorMode) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     """Symbols stand for these numbers; that, and what is assumed inside, is forgotten at the end."""
+    must_be_held()
     env = mode.shape_env
     assert env is not None
     before = _state(env)

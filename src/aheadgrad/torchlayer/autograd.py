@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 CreationMeta = torch._C._autograd.CreationMeta
 creation_meta = torch._C._autograd._get_creation_meta
@@ -128,6 +129,20 @@ def nodes_without_backward(nodes: list[Any]) -> Iterator[None]:
 
 def _no_gradients(count: int, *_: Any) -> tuple[None, ...]:
     return (None,) * count
+
+
+def run_backward(outputs: list[Any], leaves: list[Any], tangents: list[Any], *, create_graph: bool) -> Any:
+    """`torch.autograd.grad` (of no leaves: a backward that leads nowhere), graph kept, without the
+    function modes' knowing: they stay on while the backward runs."""
+    return _engine_run_backward(
+        tuple(outputs),
+        tuple(tangents),
+        True,
+        create_graph,
+        tuple(leaves),
+        True,
+        accumulate_grad=not leaves,
+    )
 
 
 def unpacked(node: Any, k: int) -> Any:

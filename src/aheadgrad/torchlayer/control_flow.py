@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.lock import here, must_be_held
 
 __all__ = ["auto_functionalized", "bodies_not_compiled", "is_effectful", "with_graphs"]
 
@@ -111,10 +112,13 @@ def bodies_not_compiled() -> Iterator[None]:
 
     Dynamo would refuse to under a dispatch mode, remember that it did, and break later calls.
     """
+    must_be_held()
     original = torch.compile
+    is_here = here()
 
+    @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
-        if model is not None and options.get("fullgraph") and _in_operator():
+        if model is not None and options.get("fullgraph") and is_here() and _in_operator():
             return functools.partial(_uncompiled, model)
         return original(model, **options)
 

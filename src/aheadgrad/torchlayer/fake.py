@@ -23,11 +23,14 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
+from aheadgrad.torchlayer.lock import here
+
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
     "fake_like",
+    "is_fake_mode_on",
     "marked_sizes",
     "mode_of",
     "new_mode",
@@ -48,13 +51,22 @@ DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """The fake mode logs an error before it raises one; the raised one is enough."""
-    before = _LOG.disabled
-    _LOG.disabled = True
+    """The fake mode logs an error before it raises one; the raised one is enough. (In this thread.)"""
+    is_here = here()
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return not is_here()
+
+    _LOG.addFilter(of_others)
     try:
         yield
     finally:
-        _LOG.disabled = before
+        _LOG.removeFilter(of_others)
+
+
+def is_fake_mode_on() -> bool:
+    """Is a fake mode entered, by whomever? It stands below all modes that are no part of torch."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def new_mode(*, dynamic: bool) -> FakeTensorMode:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch.utils._python_dispatch import _disable_current_modes
 
+from aheadgrad.torchlayer.lock import here, must_be_held
 from aheadgrad.torchlayer.subclasses import Bundle, Veil, form_of, is_foreign, parts_of
 
 _FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
@@ -160,6 +161,13 @@ def storage_key(t: Tensor) -> Any:
     return int(t.untyped_storage()._cdata)
 
 
+def value_storages(t: Tensor) -> list[int]:
+    """The storages of the values that a traced tensor holds by now: those of what it was not written from."""
+    sync(t)
+    held = [torch._from_functional_tensor(w) for w in wrappers(t)]
+    return [int(value.untyped_storage()._cdata) for value in held if value.layout is torch.strided]
+
+
 def view_steps(t: Tensor) -> list[object]:
     """The view operations that lead from the storage's base to `t`, oldest first."""
     if is_foreign(t):
@@ -184,15 +192,21 @@ def version_of(t: Tensor) -> int:
 @contextmanager
 def noticing_set(before: Callable[[Tensor, tuple[Any, ...]], None]) -> Iterator[None]:
     """`before(t, sources)` is called before `t.set_(...)`, which modes over torch's functions do not see."""
-    original = Tensor.set_
+    must_be_held()
+    original, own = Tensor.set_, Tensor.__dict__.get("set_")
+    is_here = here()
 
     def set_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            before(self, (*args, *kwargs.values()))
+        if is_here():
+            with torch._C.DisableTorchFunction():
+                before(self, (*args, *kwargs.values()))
         return original(self, *args, **kwargs)
 
     Tensor.set_ = set_  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        del Tensor.set_
+        if own is None:
+            del Tensor.set_
+        else:  # a recording inside another one
+            Tensor.set_ = own  # type: ignore[method-assign]

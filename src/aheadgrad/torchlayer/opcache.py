@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 
-from aheadgrad.errors import NeedsNumbers
+from aheadgrad.errors import FallbackError, NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel, has_unit_size, hints, is_open_question
 from aheadgrad.torchlayer.strides import NotKnown, same_numbers, strides_by_kernel
+from aheadgrad.torchlayer.unbacked import SizesFromValues, decides_sizes, has_no_number
 
 _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -45,6 +46,8 @@ def _check_view(t: FakeTensor, size: Any) -> None:
 def _check_index(t: FakeTensor, dim: int, index: Any) -> None:
     """Fake tensors of some releases of torch take any index."""
     size = t.size(dim)
+    if has_no_number(size) or has_no_number(index):
+        return  # the kernel will tell
     if not -size <= index < size:
         at = f"for tensor of size {list(t.size())} at dimension {dim}"
         raise IndexError(f"select(): index {index} out of range {at}")
@@ -71,9 +74,12 @@ class OpCache:
         self.exact = False  # are strides to be told exactly, or not at all?
         self.specs: dict[Any, Any] = {}
         self.refused: set[Any] = set()
+        self.from_values = SizesFromValues(mode)
 
     def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if self.mode.shape_env is not None and decides_sizes(func):
+                return self.from_values.compute(func, types, args, kwargs)
             return self._compute(func, types, args, kwargs)
         except DATA_DEPENDENT_ERRORS:
             raise
@@ -110,6 +116,8 @@ class OpCache:
             key = (func, _key(args), _key(tuple(kwargs.items())) if kwargs else ())
             spec = self.specs.get(key, _MISSING)
         except (_Uncacheable, TypeError):
+            if any(type(a) is torch.UntypedStorage for a in args):
+                raise FallbackError("a tensor is made of a storage (set_, torch.Tensor(storage))") from None
             if func is _VIEW:
                 _check_view(*args)
             out = self.mode.dispatch(func, types, args, kwargs)

@@ -8,7 +8,6 @@ element otherwise. The kernel's op is recorded instead, as it is with plain size
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,9 +17,9 @@ from torch import Tensor
 from torch._C import DispatchKey
 
 from aheadgrad.torchlayer.dispatch import OpOverload, OpOverloadPacket
+from aheadgrad.torchlayer.lock import must_be_held
 
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-_lock = threading.Lock()
 _users = 0
 _taken: list[tuple[Any, Any, Any]] = []
 
@@ -64,23 +63,20 @@ def _by_kernel(kernel: OpOverload) -> Callable[..., Any]:
 def own_kernels() -> Iterator[None]:
     """Inside, ops that have a kernel are not taken apart."""
     global _users
-    with _lock:
-        if not _users:
-            for op in _ops():
-                _taken.extend((op, key, op.py_kernels.pop(key)) for key in _KEYS if key in op.py_kernels)
-                if op._overloadname == "vec":
-                    op.py_kernels[DispatchKey.CompositeImplicitAutograd] = _by_kernel(
-                        op.overloadpacket.default
-                    )
-                op._dispatch_cache.clear()
-        _users += 1
+    must_be_held()
+    if not _users:
+        for op in _ops():
+            _taken.extend((op, key, op.py_kernels.pop(key)) for key in _KEYS if key in op.py_kernels)
+            if op._overloadname == "vec":
+                op.py_kernels[DispatchKey.CompositeImplicitAutograd] = _by_kernel(op.overloadpacket.default)
+            op._dispatch_cache.clear()
+    _users += 1
     try:
         yield
     finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                while _taken:
-                    op, key, version = _taken.pop()
-                    op.py_kernels[key] = version
-                    op._dispatch_cache.clear()
+        _users -= 1
+        if not _users:
+            while _taken:
+                op, key, version = _taken.pop()
+                op.py_kernels[key] = version
+                op._dispatch_cache.clear()

@@ -26,12 +26,13 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, sym_float
 
 from aheadgrad.errors import NeedsNumbers
+from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 _PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
 _EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+_FOR_SIZES = ("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_lock = threading.Lock()
 _active = threading.local()  # in this thread: which files are the user's
 _users = 0  # how many recordings are under way
 _undo: list[Callable[[], None]] = []
@@ -45,10 +46,10 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
     """
     global _users
     before = getattr(_active, "is_users", None), getattr(_active, "refused", None)
-    with _lock:
-        if not _users:
-            _install()
-        _users += 1
+    must_be_held()
+    if not _users:
+        _install()
+    _users += 1
     _active.is_users, _active.refused = functools.cache(is_users), None
     try:
         yield
@@ -56,11 +57,10 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
             raise _active.refused
     finally:
         _active.is_users, _active.refused = before
-        with _lock:
-            _users -= 1
-            if not _users:
-                while _undo:
-                    _undo.pop()()
+        _users -= 1
+        if not _users:
+            while _undo:
+                _undo.pop()()
 
 
 def _asked_by_user() -> bool:
@@ -84,6 +84,8 @@ def _install() -> None:
             _put(cls, name, _decided(getattr(cls, name)))
     for name in _EXACT:
         _put(SymFloat, name, _exact(getattr(SymFloat, name)))
+    for name in _FOR_SIZES:
+        _put(SymFloat, name, _for_sizes(getattr(SymFloat, name)))
 
 
 def _put(cls: type, name: str, value: Any) -> None:
@@ -144,6 +146,22 @@ def _exact(original: Any) -> Any:
         if getattr(_active, "is_users", None) is not None and isinstance(out, SymFloat):
             _check_order(out, self, other)
         return out
+
+    return operation
+
+
+def _for_sizes(original: Any) -> Any:
+    """Sympy's remainders are exact for numbers that follow from sizes; Python's floats round on the way."""
+
+    @functools.wraps(original)
+    def operation(self: Any, other: Any) -> Any:
+        out = original(self, other)
+        if getattr(_active, "is_users", None) is None or not is_symbolic(out):
+            return out
+        if all(symbol.is_integer for symbol in expression(out).free_symbols):
+            return out
+        _active.refused = NeedsNumbers("the remainder of a float that changes is taken")
+        raise _active.refused
 
     return operation
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from torch.fx.proxy import GraphAppendingTracer, Proxy
@@ -53,12 +54,50 @@ def free_dimensions(t: Tensor) -> tuple[int, ...]:
     return tuple(d for d, n in symbolic if constant_of(n) is None)  # ragged sizes have no expression
 
 
+def symbols_of_numbers(value: Any) -> set[Any]:
+    """As `free_symbols`, of numbers alone."""
+    if isinstance(value, list | tuple):
+        return set().union(*map(symbols_of_numbers, value)) if value else set()
+    if isinstance(value, dict):
+        return symbols_of_numbers(list(value.values()))
+    return set(expression(value).free_symbols) if is_symbolic(value) else set()
+
+
 def size_hint(value: Any) -> int:
-    """The number that a symbolic size is, or else had when it was recorded."""
+    """The number that a symbolic size is, or else had when it was recorded; `typical` if it had none."""
     if not isinstance(value, SymInt):
         return int(value)
     constant = constant_of(value)
-    return int(value.node.hint) if constant is None else int(constant)
+    if constant is not None:
+        return int(constant)
+    return int(typical(value) if value.node.hint is None else value.node.hint)
+
+
+def typical(value: Any) -> Any:
+    """A number in place of a size that values decide (`x[mask]`), for questions of our own to memory.
+
+    It is what the size would be if each of its symbols stood for some large number, another for each.
+    Any other number is returned as it is.
+    """
+    if not isinstance(value, SymInt) or value.node.hint is not None or constant_of(value) is not None:
+        return value
+    env = value.node.shape_env
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    expr = expression(value)
+    return int(expr.xreplace({s: known.get(s, _large(s)) for s in expr.free_symbols}))
+
+
+def typical_sizes(t: Tensor) -> tuple[Any, ...]:
+    return tuple(map(typical, t.size()))
+
+
+def typical_strides(t: Tensor) -> tuple[Any, ...]:
+    return tuple(map(typical, t.stride()))
+
+
+def _large(symbol: Any) -> Any:
+    number = int("".join(filter(str.isdigit, symbol.name)) or 0)
+    return sympy.Integer(1009 + 2 * number)
 
 
 def constant_of(value: Any) -> Any:
@@ -159,13 +198,14 @@ class SymbolNodes:
         self.name = name
         self.fresh = fresh
         self.known: dict[Any, fx.Node] = {}
-        self.sources: dict[Any, tuple[fx.Node, Any, tuple[Any, ...], Any]] = {}
+        self.sources: dict[Any, tuple[Any, Any, tuple[Any, ...], Any]] = {}
 
     def learn_number(self, value: Any, node: fx.Node) -> None:
         if is_symbolic(value):
             self.known.setdefault(expression(value), node)
 
-    def learn_tensor(self, value: Tensor, node: fx.Node) -> None:
+    def learn_tensor(self, value: Tensor, node: fx.Node | Callable[[], fx.Node]) -> None:
+        """`node` stands for a tensor, or makes the node that does."""
         if not self.on:
             return
         for op, args, number in places(value):
@@ -187,6 +227,7 @@ class SymbolNodes:
 
     def _read(self, expr: Any) -> fx.Node:
         tensor, op, args, number = self.sources[expr]
+        tensor = tensor if isinstance(tensor, fx.Node) else tensor()
         node = self.graph.create_node("call_function", op, (tensor, *args), name=self.name(expr, op))
         node.meta["val"] = number
         return node
