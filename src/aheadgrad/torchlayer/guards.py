@@ -12,13 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
-<<<<<<< HEAD
 from aheadgrad.torchlayer.symbols import is_symbolic
 
-dict_version: Callable[[dict[Any, Any]], int] = torch._C._dynamo.guards.dict_version
-
-=======
->>>>>>> main
 
 def tensor_guards(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = None) -> Any:
     """Its `check`, in C++, tells whether tensors look like these (and are all different objects).
