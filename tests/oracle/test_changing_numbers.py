@@ -236,3 +236,14 @@ def test_a_function_that_asks_for_types_keeps_numbers() -> None:
     for t in (0.1, 0.2, 0.3):
         same_for(fn, compiled, t)
     assert len(compiled.entries) == 3
+
+
+def test_a_number_in_an_op_that_nobody_uses() -> None:
+    def fn(x: Tensor, t: float) -> Tensor:
+        (x @ x.t()) * t
+        return x + t
+
+    compiled = strict(fn)
+    for t in (0.1, 0.2, 0.3):
+        same_for(fn, compiled, t)
+    assert len(compiled.entries) == 2

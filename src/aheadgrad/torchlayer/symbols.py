@@ -100,6 +100,14 @@ def _large(symbol: Any) -> Any:
     return sympy.Integer(1009 + 2 * number)
 
 
+def number_hint(value: Any) -> int | float:
+    """The same for a number of either kind."""
+    if not isinstance(value, SymFloat):
+        return size_hint(value)
+    constant = constant_of(value)
+    return float(value.node.hint if constant is None else constant)
+
+
 def constant_of(value: Any) -> Any:
     """The plain number, if by now only one is possible; None otherwise."""
     expr = expression(value)
