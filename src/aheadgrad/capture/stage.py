@@ -57,6 +57,7 @@ class Captured:
     in_graph_updates: frozenset[int]
     options: Options
     cutter: Cutter = field(init=False)
+    _places: dict[int, int] = field(default_factory=dict)  # by id of a scalar, once the arguments are gone
 
     def __post_init__(self) -> None:
         copied: list[tuple[Tensor, Any]] = []
@@ -99,8 +100,9 @@ class Captured:
 
     def release(self) -> None:
         """Lets go of the arguments of the call that was captured; the trace does not need them."""
-        if self.scalars or (self.has_symbols and self.session.items):
+        if self.has_symbols and self.session.items:
             return
+        self._places = {id(scalar): self._place(scalar) for scalar in self.scalars}
         self.call.inputs = []
         self.call.symbols = Symbols()
         self.session.fakes = {}
@@ -152,6 +154,8 @@ class Captured:
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""
+        if id(scalar) in self._places:
+            return self._places[id(scalar)]
         before = {id(t) for _, t in self.call.inputs[: scalar.after]}
         before |= {id(m.owner) for m in self.session.members if id(m.real) in before}
         return sum(id(e.real) in before for e in self.session.entrances)

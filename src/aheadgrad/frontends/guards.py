@@ -67,6 +67,7 @@ class GuardWriter:
         self.in_trees = {i: p for i, p in look.places.items() if not any(p is q for q in state.names)}
         self.state: list[Tensor] = []  # those of `reals` that modules hold, in the order of `state`
         self.memory = Memory(self.captured, self.reals)
+        self.sized: dict[str, Tensor] = {}  # by name: traced values of tensors with symbolic sizes
         self._whys: dict[int, str] = {}  # by line: what to say where the check says MISS
 
     def write(self) -> Guard:
@@ -82,8 +83,11 @@ class GuardWriter:
         self._refuse_arrays()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
+        self._sizes()
         self._autograd(inputs)
         write_memory(self, self.memory, inputs)
+        count = len(self.captured.session.entrances)
+        inputs = [*inputs[:count], *self.arguments.numbers, *inputs[count:]]
         check, why = Script("check", self.names), Script("why", self.names)
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
         why.lines = [self._whys.get(i, line) for i, line in enumerate(self.script.lines)]
@@ -257,11 +261,17 @@ class GuardWriter:
             with self.script.block(f"if not {self.names.name(guards.check, 'tensors_match')}({given}):"):
                 self._miss(self._tensor_reason(guards, [self._path(r, text) for text, r in others], given))
         self._apart(others)
+        by_id = dict(zip(map(id, reals), texts, strict=True))
+        self.sized = {by_id[key]: value for key, value in symbolic.items()}
+
+    def _sizes(self) -> None:
+        """Sizes and numbers that became symbols meet what the recording assumed of them."""
+        numbers = self.arguments.numbers
+        symbolic = {**self.sized, **dict(zip(numbers, self.captured.numbers, strict=True))}
         if symbolic:
-            by_id = dict(zip(map(id, reals), texts, strict=True))
             check, text = shape_check(list(symbolic.values()))
-            given = ", ".join(by_id[key] for key in symbolic)
-            now = f"[tuple(t.shape) for t in ({given}, )]"
+            given = ", ".join(symbolic)
+            now = f"[getattr(t, 'shape', t) for t in ({given}, )]"
             self.unless(f"{self.names.name(check, 'sizes_fit')}({given})", "sizes", text, now)
 
     def _apart(self, others: list[tuple[str, Tensor]]) -> None:

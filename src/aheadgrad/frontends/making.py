@@ -73,7 +73,9 @@ class Making:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
         inputs = [(h.slot, h.get()) for h in self.state.holders]
-        call = make_call(self._observed, self.flat, inputs, self._around)
+        numbers = {} if symbols is None else symbols.numbers
+        leaves = [numbers.get(i, leaf) for i, leaf in enumerate(self.flat.leaves)]
+        call = make_call(self._observed, replace(self.flat, leaves=leaves), inputs, self._around)
         call.returns = return_text
         found = (*self._objects(), *self.flat.leaves, torch.default_generator)
         call.generators = [v for v in found if isinstance(v, torch.Generator)]
@@ -84,6 +86,7 @@ class Making:
         entry = pipeline.run(call, options)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
+        arguments.symbolic = numbers
         guard = GuardWriter(arguments, entry, self.state, self.look).write()
         entry.captured.release()
         source = guard.source + "\n\n" + entry.source

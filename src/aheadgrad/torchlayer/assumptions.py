@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import sympy
 import torch
-from torch import Tensor
+from torch import SymFloat, Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
@@ -18,7 +18,7 @@ from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 from aheadgrad.torchlayer.unbacked import set_aside
 
-Sizes = dict[Any, int]
+Sizes = dict[Any, int | float]
 """Symbols, and the numbers that they stand for."""
 
 
@@ -68,7 +68,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     assert env is not None
     before = _state(env)
     set_aside(env, sizes)
-    numbers = {symbol: sympy.Integer(n) for symbol, n in sizes.items()}
+    numbers = {s: sympy.Float(n) if isinstance(n, float) else sympy.Integer(n) for s, n in sizes.items()}
     env.replacements.update(numbers)
     hints_of(env).update(numbers)
     _changed(env)
@@ -105,7 +105,7 @@ def sizes_from(pairs: Iterable[tuple[Any, Any]]) -> Sizes:
             numbers = zip(*both, strict=True)
         for number, value in numbers:
             if is_symbolic(number) and expression(number).is_Symbol:
-                found[expression(number)] = int(value)
+                found[expression(number)] = float(value) if isinstance(number, SymFloat) else int(value)
     return found
 
 

@@ -32,6 +32,7 @@ from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 _PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
 _EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+_FOR_SIZES = ("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _CONVERSIONS = ((SymInt, "__int__"), (SymInt, "__index__"), (SymBool, "__bool__"), (SymInt, "__bool__"))
 _active = threading.local()  # in this thread: which files are the user's
@@ -87,6 +88,8 @@ def _install() -> None:
         _put(cls, name, _converted(getattr(cls, name)))
     for name in _EXACT:
         _put(SymFloat, name, _exact(getattr(SymFloat, name)))
+    for name in _FOR_SIZES:
+        _put(SymFloat, name, _for_sizes(getattr(SymFloat, name)))
 
 
 def _put(cls: type, name: str, value: Any) -> None:
@@ -175,12 +178,33 @@ def _exact(original: Any) -> Any:
     return operation
 
 
+def _for_sizes(original: Any) -> Any:
+    """Sympy's remainders are exact for numbers that follow from sizes; Python's floats round on the way."""
+
+    @functools.wraps(original)
+    def operation(self: Any, other: Any) -> Any:
+        out = original(self, other)
+        if getattr(_active, "is_users", None) is None or not is_symbolic(out):
+            return out
+        if all(symbol.is_integer for symbol in expression(out).free_symbols):
+            return out
+        _active.refused = NeedsNumbers("the remainder of a float that changes is taken")
+        raise _active.refused
+
+    return operation
+
+
+def _may_be_odd(made: Any, operands: set[Any]) -> bool:
+    """May this be a zero with a sign, added to a zero? Floats that are given are any; sizes are not."""
+    return 0 in operands and not all(symbol.is_integer for symbol in made.free_symbols)
+
+
 def _check_order(out: Any, a: Any, b: Any) -> None:
     operands = {expression(sym_float(v)) if is_symbolic(v) else float(v) for v in (a, b)}
     made = expression(out)
     if len(made.args) == 2 and all(part in operands or -part in operands for part in made.args):
         return
-    if made in operands or -made in operands:  # one of them is 0 or 1
-        return
+    if made.free_symbols and (made in operands or -made in operands) and not _may_be_odd(made, operands):
+        return  # one of them is 0 or 1
     _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
     raise _active.refused

@@ -135,7 +135,7 @@ def _identity(value: Any) -> Any:
     return id(value) if isinstance(value, Tensor) or is_symbolic(value) else (type(value), value)
 
 
-def set_aside(env: ShapeEnv, sizes: Mapping[Any, int]) -> None:
+def set_aside(env: ShapeEnv, sizes: Mapping[Any, int | float]) -> None:
     """Symbols that stand for numbers for a while, because we say so."""
     setattr(env, _ASIDE, sizes)
 
