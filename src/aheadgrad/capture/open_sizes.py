@@ -79,8 +79,10 @@ class OpenSizes:
                         self._check_size(record, n)
 
     def _is_forced(self, relation: Any) -> bool:
-        """Has the forward's kernel seen to it? `x[mask] = v` has, for a `v` of several rows: a backward
-        finds as many in the mask."""
+        """Has the forward's kernel seen to it?
+
+        `x[mask] = v` has, with a `v` of several rows: a backward finds as many in the mask.
+        """
         if len(relation.args) != 2:
             return False
         symbol, number = sorted(relation.args, key=lambda part: bool(part.is_number))
