@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from aheadgrad import compat
-from aheadgrad.errors import InvalidOption
 from aheadgrad.torchlayer.fake import FakeTensor, new_mode
 
 close = torch.testing.assert_close
@@ -63,9 +62,36 @@ def test_default_decompositions_are_for_the_same_ops() -> None:
     assert set(compat.default_decompositions) == set(theirs.default_decompositions)
 
 
-def test_functionalization_cannot_be_switched_off() -> None:
-    with pytest.raises(InvalidOption, match="functional"):
-        compat.aot_function(torch.sin, compat.nop, disable_functionalization=True)
+def test_without_functionalization_results_are_those_of_eager() -> None:
+    def change(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        n.add_(1)
+        return x * n.sin()
+
+    forward = Kept()
+    compiled = compat.aot_function(change, forward.compiler, disable_functionalization=True)
+    for run in (change, compiled, compiled):
+        x, n = torch.ones(2, requires_grad=True), torch.ones(2)
+        run(x, n).sum().backward()
+        assert torch.equal(x.grad, torch.full((2,), 2.0).sin()) and torch.equal(n, torch.full((2,), 2.0))
+    assert forward.graphs  # and they are functional all the same
+
+
+def test_a_simplified_module_without_functionalization() -> None:
+    module = nn.Linear(3, 2)
+    x = torch.randn(4, 3, requires_grad=True)
+    compiled = compat.aot_module_simplified(_Listed(module), (x,), compat.nop, disable_functionalization=True)
+    assert torch.equal(compiled(x)[0], module(x))
+
+
+class _Listed(nn.Module):
+    """A module that returns a list, as graphs do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        return [self.inner(*args)]
 
 
 # -- compilers -----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import aheadgrad
 
 SOURCE = Path(aheadgrad.__file__).parent
@@ -70,16 +72,19 @@ def test_private_attributes_of_torch_are_used_in_torchlayer_only() -> None:
     assert found == []
 
 
-def test_compiling_and_training_does_not_load_torchs_own_implementation_through_us() -> None:
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_compiling_and_training_does_not_load_torchs_own_implementation_through_us(frontend: str) -> None:
     """What torch itself imports is its business: our package adds nothing to it."""
-    script = """
+    script = f"""
 import sys, torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+x = torch.ones(3, requires_grad=True)
 FakeTensorMode()  # torch pulls in Dynamo here
+if {frontend!r} == "dynamo":
+    torch.compile(lambda t: (t * t).sum(), backend="eager")(x).backward()
 before = set(sys.modules)
 import aheadgrad
-x = torch.ones(3, requires_grad=True)
-aheadgrad.compile(lambda t: (t * t).sum())(x).backward()
+aheadgrad.compile(lambda t: (t * t).sum(), frontend={frontend!r})(x).backward()
 new = set(sys.modules) - before
 bad = [m for m in new if m.startswith(('functorch.compile', 'torch._functorch.aot_autograd',
        'torch._functorch._aot_autograd', 'torch._functorch.partitioners', 'torch._functorch.compilers'))]

@@ -138,9 +138,9 @@ def test_op_kinds() -> None:
     assert dispatch.transform_level() is None and dispatch.dual_level() < 0
 
 
-def test_tensor_check_notices_every_property() -> None:
+def test_tensor_guards_notices_every_property() -> None:
     a, b = torch.zeros(2, 3), torch.zeros(3)
-    check = guards.tensor_check([a, b])
+    check = guards.tensor_guards([a, b]).check
     assert check(a, b) and check(torch.ones(2, 3), torch.ones(3))
     for other in (
         torch.zeros(3, 2),
@@ -149,7 +149,7 @@ def test_tensor_check_notices_every_property() -> None:
         torch.zeros(2, 3, requires_grad=True),
     ):
         assert not check(other, b)
-    assert not guards.tensor_check([a, torch.ones(2, 3)])(a, a)
+    assert not guards.tensor_guards([a, torch.ones(2, 3)]).check(a, a)
 
 
 def test_names_follow_fx() -> None:
@@ -207,7 +207,7 @@ def test_an_empty_dictionary_that_is_filled_at_once_is_noticed() -> None:
 
 def test_a_changed_tensor_is_noticed() -> None:
     tensors = [torch.ones(2, 3), torch.ones(4, requires_grad=True)]
-    check = guards.tensor_check(tensors)
+    check = guards.tensor_guards(tensors).check
     assert check(*tensors)
     tensors[1].requires_grad_(False)
     assert not check(*tensors)
@@ -233,10 +233,10 @@ def around_the_call() -> dict[str, AbstractContextManager[Any]]:
 def test_the_check_of_a_tensor_sees_what_is_active(what: str) -> None:
     """Guards rely on it: they do not ask for these again."""
     t = torch.ones(3)
-    check = guards.tensor_check([t])
+    check = guards.tensor_guards([t]).check
     with around_the_call()[what]:
         assert not check(t)
-        inside = guards.tensor_check([t])
+        inside = guards.tensor_guards([t]).check
         assert inside(t)
     assert check(t) and not inside(t)
 
@@ -246,7 +246,7 @@ def test_the_check_of_a_tensor_sees_what_is_active(what: str) -> None:
 )
 def test_the_check_of_a_tensor_sees_transforms(transform: Any) -> None:
     t = torch.ones(3)
-    check = guards.tensor_check([t])
+    check = guards.tensor_guards([t]).check
     seen: list[bool] = []
 
     def inside(x: Tensor) -> Tensor:

@@ -51,6 +51,8 @@ def compile(
     (False), or those that change from one entry to the next (None). `max_entries` limits how many
     kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
     """
+    if not isinstance(decompositions, Mapping | None):
+        raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
     options = Options(
         frontend=frontend,
         fullgraph=fullgraph,
@@ -69,7 +71,7 @@ def compile(
             f'backward_autocast={backward_autocast!r}: choose "eager", "same_as_forward", "off" or a list of '
             "torch.autocast keyword arguments."
         )
-    if not isinstance(max_entries, int) or max_entries < 1:
+    if type(max_entries) is not int or max_entries < 1:
         raise InvalidOption(f"max_entries={max_entries!r}: choose a whole number from 1 on.")
     if fn is None:
         return lambda f: _compile(f, options)

@@ -27,13 +27,13 @@ import torch
 from torch import fx, nn
 
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
-from aheadgrad.errors import InvalidOption
 from aheadgrad.frontends.boxed import BoxedEntry, compile_flat
 from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
+from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.scripting import scripted
 from aheadgrad.torchlayer.transforms import without_functionalize
 
@@ -78,10 +78,9 @@ def aot_function(
 ) -> Any:
     """Compiles a function; its graphs go through `fw_compiler` and `bw_compiler`.
 
-    `num_params_buffers`, `enable_log` and `_disable_torch_fn_metadata_mode` are taken for the
-    signature's sake.
+    `num_params_buffers`, `enable_log`, `disable_functionalization` (the graphs are functional all the
+    same) and `_disable_torch_fn_metadata_mode` are taken for the signature's sake.
     """
-    _only_functional(disable_functionalization)
     return TracedFunction(
         without_functionalize(fn),
         _options(
@@ -131,7 +130,6 @@ def aot_module_simplified(
     Takes what Dynamo hands to a backend: a graph module, fake tensors, symbolic sizes. The result
     takes the inputs one by one and returns the flat outputs.
     """
-    _only_functional(disable_functionalization)
     if pre_grad_passes is not None and isinstance(mod, fx.GraphModule):
         mod = pre_grad_passes(mod, args)
     options = _options(
@@ -140,7 +138,8 @@ def aot_module_simplified(
         decompositions,
         keep_inference_input_mutations,
     )
-    return _unboxed(mod, compile_flat(mod, args, options))
+    by_dynamo = any(isinstance(a, FakeTensor) for a in args)  # whose guards check what inputs are
+    return _unboxed(mod, compile_flat(mod, args, options, guarded=by_dynamo))
 
 
 def _unboxed(mod: nn.Module, entry: BoxedEntry) -> Any:
@@ -176,14 +175,6 @@ def _options(
         one_node=True,
         max_entries=_MANY_ENTRIES,
     )
-
-
-def _only_functional(disable_functionalization: bool) -> None:
-    if disable_functionalization:
-        raise InvalidOption(
-            "disable_functionalization=True: aheadgrad's graphs are always functional. Leave it out; to "
-            "see an input's update inside the graph use keep_inference_input_mutations=True."
-        )
 
 
 compiled_function = aot_function

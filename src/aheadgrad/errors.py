@@ -40,9 +40,12 @@ class FallbackError(AheadgradError, RuntimeError):
     once = False
 
     def __init__(self, reason: str) -> None:
+        super().__init__(reason)
         self.reason = reason
-        super().__init__(
-            f"This call cannot be compiled: {reason}.\n"
+
+    def __str__(self) -> str:
+        return (
+            f"This call cannot be compiled: {self.reason}.\n"
             'To run such calls uncompiled (with a warning), use fallback="warn".'
         )
 

@@ -37,13 +37,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):
             raise InvalidOption(f'frontend={self.frontend!r}: choose "dynamo" or "trace".')
-        if self.fullgraph not in (True, False):
-            raise InvalidOption(f"fullgraph={self.fullgraph!r}: choose True or False.")
+        for name in ("fullgraph", "any_order"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
         if callable(self.partition):
             object.__setattr__(self, "one_node", True)
         elif self.partition != "default":
             raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
-        if self.dynamic not in (None, True, False):
+        if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")

@@ -82,6 +82,8 @@ def test_decisions_on_values_are_refused_and_name_the_line() -> None:
         return -x
 
     with pytest.raises(DataDependentError, match=r"test_differences\.py"):
+        aheadgrad.compile(fn, frontend="trace", fallback="error")(torch.ones(2))
+    with pytest.warns(FallbackWarning, match=r'frontend="dynamo".*test_differences\.py'):
         aheadgrad.compile(fn, frontend="trace")(torch.ones(2))
 
 

@@ -21,6 +21,11 @@ def strict(fn: Any, **options: Any) -> Any:
     return aheadgrad.compile(fn, fallback="error", **options, frontend="trace")
 
 
+def default(fn: Any, **options: Any) -> Any:
+    """Compiled by the default front end; nothing that Dynamo finds runs uncompiled."""
+    return aheadgrad.compile(fn, fallback="error", **options)
+
+
 def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
@@ -33,6 +38,13 @@ def leaves(*tensors: Tensor, **kwargs: Any) -> Inputs:
 def same(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> Any:
     """Compiles a function strictly and compares it with eager in every scenario."""
     compiled = strict(fn)
+    assert_same(fn, compiled, make, **options)
+    return compiled
+
+
+def same_by_default(fn: Callable[..., Any], make: Callable[[], Inputs], **options: Any) -> Any:
+    """As `same`, with the default front end."""
+    compiled = default(fn)
     assert_same(fn, compiled, make, **options)
     return compiled
 
@@ -108,12 +120,13 @@ def same_module(
     optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     around: Callable[[], Any] = nullcontext,
     between: Callable[[Any, int], None] | None = None,
+    compile: Callable[[Any], Any] = strict,
 ) -> tuple[nn.Module, nn.Module]:
     """Eager and compiled, step by step, from the same start: everything bitwise the same."""
     torch.manual_seed(0)
     eager = make()
     other = copy.deepcopy(eager)
-    compiled = strict(other)
+    compiled = compile(other)
     optimizers = None if optimizer is None else [optimizer(eager.parameters()), optimizer(other.parameters())]
     for i, args in enumerate(calls):
         if between is not None:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from aheadgrad.testing import Inputs
 
-from .common import assert_equal, leaf, leaves, one, same, strict, two
+from .common import assert_equal, default, leaf, leaves, one, same, same_by_default, strict, two
 
 ALL = ("all", "each", "sequence", "twice")
 
@@ -289,7 +289,7 @@ def test_a_parameter_closed_over_by_a_custom_function() -> None:
     def fn(x: Tensor) -> Tensor:
         return Scale.apply(x)  # type: ignore[no-any-return]
 
-    same(fn, one(3))
+    same_by_default(fn, one(3))
 
 
 def test_a_backward_that_writes_to_a_closed_over_tensor() -> None:
@@ -305,7 +305,7 @@ def test_a_backward_that_writes_to_a_closed_over_tensor() -> None:
             seen.add_(g)
             return g
 
-    compiled = strict(lambda x: Log.apply(x))
+    compiled = default(lambda x: Log.apply(x))
     for i in range(1, 4):
         compiled(leaf(3)).sum().backward()
         assert torch.equal(seen, torch.full((3,), float(i)))
@@ -375,7 +375,7 @@ def test_backward_inside() -> None:
         (y.sin() * y).sum().backward()
         return x * y.grad
 
-    same(fn, one(3))
+    same_by_default(fn, one(3))
 
 
 def test_backward_inside_reaches_the_arguments() -> None:
@@ -385,7 +385,7 @@ def test_backward_inside_reaches_the_arguments() -> None:
         return loss.detach()
 
     expected, found = leaf(3), leaf(3)
-    compiled = strict(fn)
+    compiled = default(fn)
     for i in range(3):
         a, b = fn(expected), compiled(found)
         assert torch.equal(a, b)
@@ -406,7 +406,7 @@ def test_backward_inside_reaches_a_module() -> None:
 
         return fn
 
-    eager, compiled = train(model), strict(train(other))
+    eager, compiled = train(model), default(train(other))
     x = leaf(4, 3, grad=False)
     for _ in range(3):
         assert torch.equal(eager(x), compiled(x))
@@ -420,7 +420,7 @@ def test_reading_grad_inside() -> None:
     def fn(x: Tensor) -> Tensor:
         return x * 2 if x.grad is None else x * 3 + x.grad
 
-    compiled = strict(fn)
+    compiled = default(fn)
     x = leaf(3)
     assert torch.equal(compiled(x), x * 2)
     x.grad = torch.ones(3)
@@ -470,7 +470,7 @@ def test_retain_grad_inside() -> None:
         out.sum().backward()
         return x.grad, h.grad
 
-    assert_equal(play(fn), play(strict(fn)))
+    assert_equal(play(fn), play(default(fn)))
 
 
 def test_a_hook_on_a_leaf_argument_inside() -> None:

@@ -37,13 +37,13 @@ def test_a_miss_names_the_argument() -> None:
     for text, words in zip(
         texts,
         (
-            ("x, dtype", "torch.float32 was assumed, torch.float64 came"),
-            ("x, requires_grad", "False was assumed, True came"),
-            ("x, strides", "(3, 1) was assumed, (1, 8) came"),
-            ("positional arguments", "1 was assumed, 2 came"),
-            ("keyword arguments", "mode"),
-            ("grad mode", "on was assumed, off came"),
-            ("x, shape", "(8, 3) was assumed, (5, 3) came"),
+            ("tensor 'x' dtype mismatch", "expected Float, actual Double"),
+            ("tensor 'x' requires_grad mismatch",),
+            ("tensor 'x' stride mismatch at index 0", "expected 3, actual 1"),
+            ("positional arguments: 1 was assumed, 2 came",),
+            ("keyword arguments: [] was assumed, ['mode'] came",),
+            ("grad mode: True was assumed, False came",),
+            ("tensor 'x' size mismatch at index 0", "expected 8, actual 5"),
         ),
         strict=True,
     ):
@@ -60,9 +60,11 @@ def test_a_miss_names_what_is_reached() -> None:
     compiled(x)
     for change, words in (
         (switch("factor", 2.0), "factor: 1.0 was assumed, 2.0 came"),
+        (switch("layers", [1, 2]), "layers: absent was assumed, list(1, 2) came"),
+        (switch("layers", [1, 3]), "layers: list(1, 2) was assumed, list(1, 3) came"),
         (lambda n: n.rest[0].eval(), "rest.0.training: True was assumed, False came"),
         (lambda n: n.first.requires_grad_(False), "first.weight"),
-        (hooked, "first._forward_hooks: 0 hooks was assumed, 1 hooks came"),
+        (hooked, "first._forward_hooks: a tuple of 0 was assumed, tuple("),
     ):
         change(net)
         compiled(x)

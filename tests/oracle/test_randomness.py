@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from aheadgrad.testing import Inputs
 
-from .common import assert_equal, leaf, one, same, same_module, strict, uncompiled
+from .common import assert_equal, default, leaf, one, same, same_by_default, same_module, strict, uncompiled
 
 RANDOM: dict[str, Callable[[Tensor], Any]] = {
     "rand": lambda x: x * torch.rand(3, 4),
@@ -45,11 +45,13 @@ RANDOM: dict[str, Callable[[Tensor], Any]] = {
     "distribution": lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).rsample(),
     "manual_seed inside": lambda x: (torch.manual_seed(5), x * torch.rand(3, 4))[1],
 }
+SET_INSIDE = ("manual_seed inside",)  # no program of tensor operations does that; Dynamo breaks the graph
 
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_the_same_numbers(name: str) -> None:
-    same(RANDOM[name], one(3, 4))
+    compare = same_by_default if name in SET_INSIDE else same
+    compare(RANDOM[name], one(3, 4))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,7 @@ def test_the_same_numbers(name: str) -> None:
 )
 def test_new_numbers_and_the_same_sequence(name: str) -> None:
     fn = RANDOM[name]
-    compiled = strict(fn)
+    compiled = (default if name in SET_INSIDE else strict)(fn)
     results = []
     for run in (fn, compiled, compiled):
         torch.manual_seed(7)
@@ -160,7 +162,7 @@ def test_fork_rng_inside() -> None:
             noise = torch.rand(3)
         return x * noise + torch.rand(3)
 
-    same(fn, one(3))
+    same_by_default(fn, one(3))
 
 
 def test_initialisation_inside() -> None:

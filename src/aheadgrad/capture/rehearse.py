@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.eager import compile_eager
-from aheadgrad.capture.cut import Port
+from aheadgrad.capture.ports import Port
 from aheadgrad.capture.stage import Captured
 from aheadgrad.program.opened import opened
 from aheadgrad.program.slots import Slot

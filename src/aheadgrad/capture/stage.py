@@ -9,11 +9,12 @@ from typing import Any
 from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.components import Component, Target
-from aheadgrad.capture.cut import Cutter, Port
+from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.origins import raised_below_users_code
+from aheadgrad.capture.ports import Port
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
@@ -32,7 +33,7 @@ from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
-from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
 from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
@@ -261,6 +262,8 @@ def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
         forward = run(_open(call, options, veiled), call)
     except AheadgradError:
         raise
+    except DATA_DEPENDENT_ERRORS as error:  # which the user's code caught
+        raise explained(error) from error  # type: ignore[arg-type]
     except Exception:
         merged = merge_all(call)
         if merged is None:

@@ -57,9 +57,9 @@ class BackwardWrites:
         ]
         known += tangents
         self.before = [_Held(value, seen, functional.unwrap(seen), version(seen)) for value, seen in known]
-        custom = [node for node in component.nodes if runs_python(node)]
-        if custom:
-            self._keep(custom, {functional.storage_key(seen) for _, seen in known}, exits)
+        self.custom = [node for node in component.nodes if runs_python(node)]
+        if self.custom:
+            self._keep(self.custom, {functional.storage_key(seen) for _, seen in known}, exits)
 
     def _keep(self, nodes: list[Any], known: set[Any], exits: list[Exit]) -> None:
         """Notes what the contexts of custom functions hold, besides inputs."""
@@ -93,6 +93,8 @@ class BackwardWrites:
     def record(self) -> None:
         with no_function_modes(), torch.no_grad():
             for value, seen, held, at, reason in self.before:
+                if version(seen) == at and not self.custom and not self.session.veiled:
+                    continue  # (some ops of custom functions, and those on parts, write without a word)
                 functional.sync(seen)
                 now = functional.unwrap(seen)
                 if now is held:

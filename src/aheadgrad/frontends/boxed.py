@@ -5,7 +5,8 @@ real or fake, with symbolic sizes among them. The module's own parameters and bu
 inputs before those; their current values are read at each call.
 
 Dynamo's guards know nothing of memory: which inputs share it, and where in it they lie. Where an
-entry depends on that, it checks, and compiles another one for a call that does not fit.
+entry depends on that, it checks, and compiles another one for a call that does not fit. For callers without
+guards it also checks which inputs are the same tensor, and which require grad.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -31,7 +32,7 @@ from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
-from aheadgrad.torchlayer.dynamo import symbols_of
+from aheadgrad.torchlayer.dynamo import dynamos_mode, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
@@ -56,23 +57,28 @@ def compile_flat(
     options: Options,
     invoke: Callable[..., Any] | None = None,
     *,
+    guarded: bool = True,
     spare: int = _SPARE,
 ) -> BoxedEntry:
     """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call.
 
-    `spare` tells how many further entries may be made for calls with other uses of memory.
+    `guarded`: the caller checks what inputs are; memory is checked here. `spare` tells how many further
+    entries may be made for calls that do not fit.
     """
     places = modules.holders(module)
     fn = invoke or module
-    entry = pipeline.run(_call(fn, module, places, args), options)
+    call = _call(fn, module, places, args)
+    if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
+        call.symbols = replace(call.symbols, mode=dynamos_mode())
+    entry = pipeline.run(call, options)
     again: Callable[..., BoxedEntry] | None = None
     if spare and not entry.captured.has_symbols:
 
         def again(*new: Any) -> BoxedEntry:
-            return compile_flat(module, new, options, invoke, spare=spare - 1)
+            return compile_flat(module, new, options, invoke, guarded=guarded, spare=spare - 1)
 
     otherwise = _otherwise(fn, again, strict=options.fallback == "error")
-    return _Runner(entry, places, args, otherwise).write()
+    return _Runner(entry, places, args, otherwise, guarded=guarded).write()
 
 
 def _otherwise(
@@ -80,7 +86,7 @@ def _otherwise(
 ) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
-    reason = "inputs share memory in too many ways"
+    reason = "inputs are the same, require grad or share memory in too many ways"
     warned = False
 
     def run(*args: Any) -> list[Any]:
@@ -135,7 +141,10 @@ class _Runner:
         places: list[modules.Holder],
         args: Sequence[Any],
         otherwise: Callable[..., list[Any]],
+        *,
+        guarded: bool,
     ) -> None:
+        self.guarded = guarded
         self.entry = entry
         self.args = args
         self.otherwise = otherwise
@@ -154,7 +163,7 @@ class _Runner:
         self._bases()
         tensors = [self._find(e.real) for e in self.session.entrances]
         members = [self._find(m.real) for m in self.session.members]
-        tests = self._tests(tensors, members)
+        tests = [*([] if self.guarded else self._kinds()), *self._tests(tensors, members)]
         if tests:
             with script.block(f"if not ({' and '.join(tests)}):"):
                 otherwise = script.names.name(self.otherwise, "otherwise")
@@ -167,6 +176,19 @@ class _Runner:
         if self.names:
             script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
+
+    def _kinds(self) -> list[str]:
+        """What must hold of the inputs themselves: which are one tensor, and which require grad."""
+        tests = []
+        for value, name in zip(self.args, self.names, strict=True):
+            if isinstance(value, Tensor):
+                known = self.where[id(value)]
+                tests.append(
+                    f"{name}.requires_grad is {value.requires_grad}"
+                    if known == name
+                    else f"{name} is {known}"
+                )
+        return tests
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""

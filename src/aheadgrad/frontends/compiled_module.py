@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.frontends.compiled import MISS, CompiledFunction
 from aheadgrad.frontends.state import TABLES
@@ -45,6 +46,8 @@ class CompiledModule:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         compiled = self._aheadgrad_compiled
+        if is_dynamo_compiling():
+            return compiled._fn(*args, **kwargs)
         for call in compiled.calls:  # as `TracedFunction.__call__`, without the way there
             out = call(args, kwargs)
             if out is not MISS:

@@ -44,7 +44,7 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.fxmeta import preserved_node_meta
+from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
 _NAMES = [
     f.name for f in fields(Options) if f.name not in ("frontend", "fullgraph", "dynamic", "max_entries")
@@ -79,7 +79,7 @@ class DynamoFunction(CompiledFunction):
         from aheadgrad.torchlayer.frames import compiled_by_dynamo  # loads Dynamo, which takes its time
 
         super().__init__(fn, options)
-        self._hopeless: set[CodeType] = set()
+        self._hopeless: dict[CodeType, str] = {}  # why
         self._failed: list[tuple[int, CodeType, Exception]] = []  # in calls that are under way, by thread
         self._run = compiled_by_dynamo(
             fn,
@@ -105,12 +105,19 @@ class DynamoFunction(CompiledFunction):
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self(*args, **kwargs)
 
-    def failed(self, code: CodeType, error: Exception) -> bool:
-        """Dynamo could not compile a frame, which now runs as it is. Should it always from now on?"""
+    def failed(self, code: CodeType, error: Exception) -> None:
+        """Dynamo could not compile a frame, which now runs as it is: eager shows whether a line is wrong."""
         _LOG.info("%s is not compiled", code.co_name, exc_info=error)
+        if self.options.fallback == "error" and not _may_be_users(error):
+            raise FallbackError(_why(code, error)) from error
+        self._failed.append((get_ident(), code, error))
+
+    def is_left_alone(self, code: CodeType) -> bool:
+        """Is this a frame that Dynamo failed on before?"""
         if code not in self._hopeless:
-            self._failed.append((get_ident(), code, error))
-        return code in self._hopeless
+            return False
+        self.note_uncompiled(self._hopeless[code])
+        return True
 
     def _take_failed(self) -> list[tuple[CodeType, Exception]]:
         """What failed in this thread's call, which is over."""
@@ -120,14 +127,11 @@ class DynamoFunction(CompiledFunction):
 
     def _tell_failed(self) -> None:
         """After the call: eager had nothing against what Dynamo failed on."""
-        from aheadgrad.torchlayer.frames import is_users_error
 
         for code, error in self._take_failed():
-            self._hopeless.add(code)
-            what = reason_of(getattr(error, "inner_exception", error))
-            way_out = "" if is_users_error(error) else '; frontend="trace" may be able to compile it'
+            self._hopeless[code] = _why(code, error)
             where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
-            self.note_uncompiled(f"Dynamo fails on {code.co_name} ({what}){way_out}", where)
+            self.note_uncompiled(self._hopeless[code], where)
 
     def broke(self, where: str, reason: str) -> None:
         found = Break(where, reason)
@@ -138,17 +142,31 @@ class DynamoFunction(CompiledFunction):
         self.misses.append(misses.from_dynamo(function, reasons))
         misses.tell(self.misses[-1])
 
-    def full(self, reason: str) -> None:
+    def full(self) -> None:
         reason = "the limit of entries is reached"
         if self.options.fallback == "error":
             raise FallbackError(reason)
         if self.fallbacks.count(reason):
-            changing = "; ".join(dict.fromkeys(str(r) for m in self.misses[-3:] for r in m.reasons))
+            changing = misses.what_keeps_changing(self.misses)
             text = (
                 f"{self.name} was compiled {self.options.max_entries} times for different calls; further "
-                f"ones run uncompiled. Raise max_entries, or keep the same what changes: {changing}."
+                f"ones run uncompiled. What keeps changing: {changing}. Raise max_entries "
+                f"(now {self.options.max_entries}), or keep shapes and Python arguments the same."
             )
             warnings.warn(text, RecompileWarning, stacklevel=stacklevel_of_user())
+
+
+def _why(code: CodeType, error: Exception) -> str:
+    """Why a frame that Dynamo failed on runs uncompiled."""
+    way_out = "" if _may_be_users(error) else '; frontend="trace" may be able to compile it'
+    what = reason_of(getattr(error, "inner_exception", error))
+    return f"Dynamo fails on {code.co_name} ({what}){way_out}"
+
+
+def _may_be_users(error: Exception) -> bool:
+    from aheadgrad.torchlayer.frames import is_users_error
+
+    return is_users_error(error)
 
 
 def _backend(whose: DynamoFunction, options: Options) -> Callable[..., Any]:
@@ -178,7 +196,7 @@ def compile_graph(
     """One graph of Dynamo's compiled, or itself where that cannot be."""
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
-    interpreter = fx.Interpreter(gm)
+    interpreter = Interpreter(gm)
 
     def invoke(*inputs: Any) -> Any:
         args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)

@@ -119,6 +119,10 @@ class Making:
         now = self.state.look(self.originals)
         if now.tokens != self.look.tokens:
             raise changed(self.look.differences(now)[0][0])
+        for one, other in zip(self.look.tensors, now.tensors, strict=True):
+            if one is not other:
+                raise changed(self.look.places[id(one)].path)
+        self.state.put_back()  # traced tensors in the place of what they stand for: a table of parameters
         after = pytree.tree_flatten((args, kwargs))
         if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
             raise changed("a list or dictionary that it was given")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aheadgrad.frontends.plain import Same, describe
+from aheadgrad.frontends.plain import BY_TEXT, Same, describe
 
 LOG = logging.getLogger("aheadgrad.misses")
 _listeners: list[list[Miss]] = []
@@ -58,14 +58,22 @@ def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
 
 
-def shown(token: Any) -> str:
-    """A frozen value in words, as far as it can be told."""
+def shown(token: Any, most: int = 60) -> str:
+    """A frozen value (`plain.freeze`) in words, as far as it can be told."""
     if isinstance(token, str):
         return token
     if type(token) is Same:
         return describe(token.value)
-    simple = isinstance(token, tuple) and len(token) == 2 and not isinstance(token[1], tuple)
-    return describe(token[1]) if simple else "a tensor" if type(token) is int else "something else"
+    if type(token) is int:
+        return "a tensor"
+    kind, value = token if isinstance(token, tuple) and len(token) == 2 else (None, None)
+    if kind in BY_TEXT:
+        return str(value)
+    if kind is not None and isinstance(value, tuple):
+        parts = [shown(v) for v in value] if not issubclass(kind, dict) else []
+        text = f"{kind.__name__}({', '.join(parts)})"
+        return text if parts and len(text) <= most else f"a {kind.__name__} of {len(value)}"
+    return describe(value) if kind is not None else "something else"
 
 
 @contextmanager
@@ -80,10 +88,14 @@ def explain_misses() -> Iterator[list[Miss]]:
 
 
 def from_dynamo(function: str, texts: Sequence[str]) -> Miss:
-    """Dynamo's reasons, `0/2: tensor 'x' size mismatch ...`: which compilation, and what failed."""
-    number = texts[0].partition(": ")[0].rpartition("/")[2]
-    reasons = dict.fromkeys(Reason(text.partition(": ")[2] or text) for text in texts)
-    return Miss(function, int(number) if number.isdigit() else 0, tuple(reasons))
+    """Dynamo's reasons, the latest entry first: `0/2: n == 1    # y = x * n  # model.py:19 in forward`."""
+    found = []
+    for text in texts:
+        which, _, reason = text.partition(": ")
+        number = which.rpartition("/")[2]
+        told = (reason or text).partition("  #")[0].strip()
+        found.append((int(number) if number.isdigit() else 0, Reason(told)))
+    return Miss(function, found[0][0], tuple(dict.fromkeys(reason for _, reason in found)))
 
 
 def someone_listens() -> bool:

@@ -55,8 +55,8 @@ _AS_THEY_ARE = {
     torch.layout,
     torch.memory_format,
 }
-_BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
-_BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
+BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
+BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _CAN_CHANGE = (list, dict, set, deque, bytearray)
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
@@ -87,7 +87,7 @@ def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> A
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return kind, value
-    if kind in _BY_TEXT:
+    if kind in BY_TEXT:
         return kind, repr(value)
     if kind in _SEQUENCES:
         return kind, tuple(freeze(v, originals) for v in value)
@@ -161,7 +161,7 @@ class _Short(reprlib.Repr):
         kind = type(x)
         if isinstance(x, types.FunctionType | type):
             return str(x.__qualname__)
-        if kind in SIMPLE or kind in _AS_THEY_ARE or kind in _BY_TEXT or kind in (slice, range):
+        if kind in SIMPLE or kind in _AS_THEY_ARE or kind in BY_TEXT or kind in (slice, range):
             return repr(x)
         return "a tensor" if isinstance(x, torch.Tensor) else f"a {kind.__name__} at {id(x):#x}"
 

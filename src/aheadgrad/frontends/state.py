@@ -11,7 +11,6 @@ reads is a constant of the recording.
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KEPT_BY_TORCH = vars(nn.Module()).keys() - {*TABLES, *HOOKS, "training"}
-_READS, _SETS = ("LOAD_GLOBAL", "LOAD_NAME"), ("STORE_GLOBAL", "DELETE_GLOBAL")
 ABSENT = object()
 
 
@@ -131,7 +129,8 @@ class State:
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
             self.names += [Place(cell, None, name) for name, cell in cells]
-            self.names += [Place(fn.__globals__, n, n) for n in _globals_of(fn, fn.__code__)]
+            named = dict.fromkeys(n for n in _names_in(fn.__code__) if n in fn.__globals__)
+            self.names += [Place(fn.__globals__, n, n) for n in named]
             for place in self.names:
                 self._tree(place.get(), place.path)
             if hasattr(fn, "__wrapped__"):
@@ -216,16 +215,12 @@ def changed(path: str) -> FallbackError:
     return error
 
 
-def _globals_of(fn: FunctionType, code: CodeType) -> list[str]:
-    """The globals that a function's own code (and what is defined inside it) reads or sets."""
-    found: dict[str, None] = {}
-    for step in dis.get_instructions(code):
-        if step.opname in _SETS or (step.opname in _READS and step.argval in fn.__globals__):
-            found[step.argval] = None
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names that a function's own code (and what is defined inside it) mentions."""
+    yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
-            found.update(dict.fromkeys(_globals_of(fn, const)))
-    return list(found)
+            yield from _names_in(const)
 
 
 def is_plain_list(value: Any) -> bool:

@@ -25,6 +25,7 @@ from aheadgrad.frontends.state import HOOKS, State
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import unchanged_check
 from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 def _never(things: Any) -> bool:
@@ -80,7 +81,11 @@ class Surroundings:
         self.stamp: Stamp = _NOTHING
 
     def renew(self) -> Stamp | None:
-        """Looks at every place again."""
+        """Looks at every place again; not while another thread has traced tensors in the module."""
+        with RECORDING:
+            return self._renew()
+
+    def _renew(self) -> Stamp | None:
         hooks = RemovableHandle.next_id
         held, things = unchanged_check((*self.tables.full, *self.tables.empty))
         found = self.find()

@@ -6,12 +6,14 @@ What cannot be recorded runs uncompiled, with its reason.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import (
@@ -58,6 +60,8 @@ class TracedFunction(CompiledFunction):
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._fn(*args, **kwargs)
         for call in self.calls:
             out = call(args, kwargs)
             if out is not MISS:
@@ -93,7 +97,6 @@ class TracedFunction(CompiledFunction):
             miss = self._explain(args, kwargs)
             if len(self.entries) >= self.options.max_entries:
                 self._too_many(miss)
-                made = FallbackError(_FULL)
             else:
                 made = self._try(flat, args, kwargs, seen)
             if isinstance(made, Guarded):
@@ -102,7 +105,7 @@ class TracedFunction(CompiledFunction):
                 if miss is not None:
                     self.misses.append(miss)
                 return made.call(args, kwargs)
-        return self._refuse(made, args, kwargs)
+        return self._fn(*args, **kwargs) if made is None else self._refuse(made, args, kwargs)
 
     def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Flat:
         return flatten(args, kwargs, parameter_names(self._fn))
@@ -115,16 +118,17 @@ class TracedFunction(CompiledFunction):
 
     def _too_many(self, miss: Miss | None) -> None:
         self._full = True
+        if self.options.fallback == "error":
+            raise FallbackError(_FULL)
+        self.fallbacks.count(_FULL)
         changing = misses.what_keeps_changing([*self.misses, *([miss] if miss else [])])
-        if self.options.fallback != "error":
-            self.fallbacks.setdefault(_FULL, 0)
-            warnings.warn(
-                f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
-                f"uncompiled. What keeps changing: {changing}. Raise max_entries "
-                f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
-                RecompileWarning,
-                stacklevel=stacklevel_of_user(),
-            )
+        warnings.warn(
+            f"{self.name} was compiled {len(self.entries)} times for different calls; further ones run "
+            f"uncompiled. What keeps changing: {changing}. Raise max_entries "
+            f"(now {self.options.max_entries}), or keep shapes and Python arguments the same.",
+            RecompileWarning,
+            stacklevel=stacklevel_of_user(),
+        )
 
     def _uncompiled(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.note_uncompiled(reason)
@@ -135,8 +139,7 @@ class TracedFunction(CompiledFunction):
         if self.options.fallback == "error" or isinstance(error, InvalidProgram | InvalidOption):
             raise error.with_traceback(None)
         if isinstance(error, AheadgradError):
-            way_out = _AROUND_IT if isinstance(error, DataDependentError) else ""
-            self.note_uncompiled(reason_of(error) + way_out)
+            self.note_uncompiled(*_why(error))
             return self._fn(*args, **kwargs)
         out = self._fn(*args, **kwargs)
         self.note_uncompiled(f"recording it raises {reason_of(error)}")
@@ -164,7 +167,7 @@ class TracedFunction(CompiledFunction):
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and getattr(error, "has_run", False):
             if not getattr(error, "once", False) or seen in self._warned_of:
-                self._refused[seen] = error
+                self._refused[seen] = copy.copy(error)  # without the frames, which hold tensors
             self._warned_of.add(seen)
         return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
 
@@ -186,6 +189,15 @@ class TracedFunction(CompiledFunction):
 
 def _is_traced(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, FakeTensor) or is_wrapped(value))
+
+
+def _why(error: AheadgradError) -> tuple[str, str]:
+    """Why a call runs uncompiled, and the line of the user's if one is known."""
+    reason = reason_of(error)
+    if isinstance(error, DataDependentError):
+        reason = 'a tensor\'s value decides what to do; frontend="dynamo" compiles around such a line'
+    lines = (line.removeprefix("  at ") for line in str(error).splitlines() if line.startswith("  at "))
+    return reason, next(lines, "")
 
 
 def _from_afar(args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fn: Any) -> Any:

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.unbacked import set_aside
 
 Sizes = dict[Any, int]
 """Symbols, and the numbers that they stand for."""
@@ -66,6 +67,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     env = mode.shape_env
     assert env is not None
     before = _state(env)
+    set_aside(env, sizes)
     numbers = {symbol: sympy.Integer(n) for symbol, n in sizes.items()}
     env.replacements.update(numbers)
     hints_of(env).update(numbers)
@@ -79,6 +81,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
         try:
             yield
         finally:
+            set_aside(env, {})
             _restore(env, before)
 
 

@@ -30,6 +30,12 @@ class Symbols:
     optional: bool = False
 
 
+def dynamos_mode() -> FakeTensorMode | None:
+    """The fake mode of the compilation that Dynamo asked for."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
+
+
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
     """The symbols behind the example inputs: their own, or those that Dynamo has given to them."""
     mode = mode_of(list(args))

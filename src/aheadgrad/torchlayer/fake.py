@@ -29,6 +29,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
     "fake_like",
     "is_fake_mode_on",
     "marked_sizes",

@@ -9,8 +9,12 @@ hears why.
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import RLock
 from types import CodeType
 from typing import Any, Protocol
 
@@ -22,19 +26,28 @@ from torch._dynamo.utils import graph_break_reasons
 
 from aheadgrad.torchlayer.fake import quiet_logs
 
-_AS_IT_IS = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+_AS_IT_IS = ConvertFrameReturn(
+    frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False
+)
+_ENTRIES_ONLY = ConvertFrameReturn(
+    frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.RUN_ONLY), apply_to_code=False
+)
 _REFUSALS = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)  # what fullgraph=True asks for
 _NOT_SHOWN = ("Hint:", "Developer debug context", "For more details", "User stack trace", "from user code")
 _NOT_OURS_TO_CATCH = (exc.ResumePrologueTracingError, exc.RecompileError)
+_LOG = logging.getLogger("torch._dynamo.convert_frame")
+_one_at_a_time = RLock()  # as Dynamo compiles; what is patched is put back in order
+_PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
 class Teller(Protocol):
-    """Who is told; `failed` answers whether the frame is to be left alone from now on."""
+    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first."""
 
     def broke(self, where: str, reason: str) -> None: ...
-    def full(self, reason: str) -> None: ...
+    def full(self) -> None: ...
     def missed(self, function: str, reasons: list[str]) -> None: ...
-    def failed(self, code: CodeType, error: Exception) -> bool: ...
+    def failed(self, code: CodeType, error: Exception) -> None: ...
+    def is_left_alone(self, code: CodeType) -> bool: ...
 
 
 class _Noting:
@@ -57,80 +70,121 @@ class _Noting:
 
 
 class _Frames:
-    def __init__(self, callback: Any, teller: Teller, reasons: list[str], *, fullgraph: bool) -> None:
+    def __init__(self, callback: Any, teller: Teller, *, fullgraph: bool) -> None:
         self._torchdynamo_orig_backend = callback  # Dynamo finds the backend by following this name
         self._teller = weakref.ref(teller)
         self._fullgraph = fullgraph
-        self._reasons = reasons  # why what was compiled before does not fit the frame at hand
         self._noted: _Noting | None = None
+        self._raised: Counter[CodeType] = Counter()
+        self._full: set[CodeType] = set()
+        self.misses: list[Any] = []  # of the frame that is being compiled: one at a time, Dynamo has a lock
         convert = callback._torchdynamo_orig_backend
         if hasattr(convert, "_inner_convert"):
             self._noted = convert._inner_convert = _Noting(convert._inner_convert)
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        code, teller = frame.f_code, self._teller()
+        if teller is None:
+            return self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+        if code in self._full:
+            teller.full()
+            return _ENTRIES_ONLY
+        if teller.is_left_alone(code):
+            return _AS_IT_IS
         known = len(graph_break_reasons)
-        self._reasons.clear()
         if self._noted is not None:
             self._noted.raised = None
         try:
-            with quiet_logs():
+            with _one_at_a_time, _hooks_are_guarded(), quiet_logs(), _quiet_about_limits():
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         except Exception as error:
-            return self._failed(frame.f_code, error)
-        teller = self._teller()
-        if teller is not None:
-            for reason in graph_break_reasons[known:]:
-                teller.broke(_place(reason.user_stack), _short(reason.reason))
-            if self._reasons:
-                teller.missed(frame.f_code.co_name, list(self._reasons))
-            self._tell_skipped(teller, frame.f_code)
-        return result
+            return self._failed(teller, code, error)
+        finally:
+            self._tell_misses(teller)
+        for reason in graph_break_reasons[known:]:
+            teller.broke(_place(reason.user_stack), _short(reason.reason))
+        raised = None if self._noted is None else self._noted.raised
+        return result if raised is None else self._skipped(teller, code, raised, result)
 
-    def _tell_skipped(self, teller: Teller, code: CodeType) -> None:
-        error = None if self._noted is None else self._noted.raised
-        if error is None:
-            return
+    def _skipped(self, teller: Teller, code: CodeType, error: Exception, result: Any) -> Any:
+        """Dynamo gave up, and would leave the frame alone for ever."""
+        if is_users_error(error):
+            self._raised[code] += 1
+            if self._raised[code] <= _PATIENCE:
+                return _AS_IT_IS
         strategy = getattr(error, "frame_exec_strategy", None)
         if strategy is not None and strategy.cur_action == FrameAction.RUN_ONLY:
-            teller.full(_short(str(error)))
-        else:
-            where = _place(getattr(error, "real_stack", None)) or f"{code.co_filename}:{code.co_firstlineno}"
-            teller.broke(where, f"all of {code.co_name} is left to eager: {_short(str(error))}")
+            self._full.add(code)
+            teller.full()
+            return _ENTRIES_ONLY
+        where = _place(getattr(error, "real_stack", None)) or f"{code.co_filename}:{code.co_firstlineno}"
+        teller.broke(where, f"all of {code.co_name} is left to eager: {_short(str(error))}")
+        return result
 
-    def _failed(self, code: CodeType, error: Exception) -> Any:
-        refused = self._fullgraph and isinstance(error, _REFUSALS)
-        teller = self._teller()
-        if refused or teller is None or isinstance(error, _NOT_OURS_TO_CATCH):
+    def _tell_misses(self, teller: Teller) -> None:
+        found, self.misses = self.misses, []
+        if found:
+            teller.missed(found[0].orig_code.co_name, [_short(failure.reason) for failure in found])
+
+    def _failed(self, teller: Teller, code: CodeType, error: Exception) -> Any:
+        refused = self._fullgraph and isinstance(error, _REFUSALS) and not is_users_error(error)
+        if refused or isinstance(error, _NOT_OURS_TO_CATCH):
             raise error
         inner = getattr(error, "inner_exception", error)
         if type(inner).__module__.partition(".")[0] == "aheadgrad":
             raise inner from None
-        for_good = teller.failed(code, error)
-        return ConvertFrameReturn(frame_exec_strategy=_AS_IT_IS, apply_to_code=for_good)
+        teller.failed(code, error)
+        return _AS_IT_IS
+
+
+def _hooks_are_guarded() -> AbstractContextManager[None]:
+    """A hook that is added to a part of a module later is seen; Dynamo would leave that out."""
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+    return patched
+
+
+@contextmanager
+def _quiet_about_limits() -> Iterator[None]:
+    """Dynamo logs that a limit of entries is reached; the teller says so in its own words."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("torch._dynamo hit config.")
+
+    _LOG.addFilter(is_other)
+    try:
+        yield
+    finally:
+        _LOG.removeFilter(is_other)
 
 
 def compiled_by_dynamo(
     fn: Any, backend: Callable[..., Any], teller: Teller, *, fullgraph: bool, dynamic: bool | None, limit: int
 ) -> Callable[..., Any]:
     """What calls `fn` through Dynamo; at most `limit` times compiled where Dynamo can count by itself."""
-    reasons: list[str] = []
+    frames: list[_Frames] = []
 
     def missed(failure: Any) -> None:
-        reasons.append(_short(failure.reason))
+        for found in frames:
+            found.misses.append(failure)
 
     options: dict[str, Any] = {"nopython": fullgraph, "dynamic": dynamic, "guard_fail_fn": missed}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options.update(recompile_limit=limit, isolate_recompiles=True)
     context: Any = torch._dynamo.optimize(backend, **options)
     if hasattr(context, "callback"):  # not where Dynamo is switched off
-        context.callback = _Frames(context.callback, teller, reasons, fullgraph=fullgraph)
+        context.callback = _Frames(context.callback, teller, fullgraph=fullgraph)
+        frames.append(context.callback)
     made = context(fn)
     return made.forward if isinstance(fn, nn.Module) and made is not fn else made
 
 
-def is_users_error(error: Exception) -> bool:
-    """May eager raise here, too? An op has failed in Dynamo's hands."""
-    return isinstance(error, exc.TorchRuntimeError | exc.ObservedException)
+def is_users_error(error: Exception | None) -> bool:
+    """May eager raise here, too? An op has failed in Dynamo's hands, or a line raises that nobody catches."""
+    seen = (error, None if error is None else error.__cause__)
+    kinds = (
+        exc.TorchRuntimeError | exc.ObservedException | exc.BackendCompilerFailed
+    )  # ours raise as they are
+    return any(isinstance(e, kinds) for e in seen)
 
 
 def _place(stack: Any) -> str:

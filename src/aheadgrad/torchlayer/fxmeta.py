@@ -1,4 +1,4 @@
-"""FX node metadata that travels with an interpreted graph (stack traces, module paths)."""
+"""Interpreted graphs: node metadata that travels along (stack traces, module paths), modes that are left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.fx.traceback as fx_traceback
+from torch import fx
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 _KEEP = ("stack_trace", "nn_module_stack", "source_fn_stack", "recompute", "custom", "ac_graph_id")
 
@@ -23,3 +26,21 @@ def current_node_meta() -> dict[str, Any] | None:
 def preserved_node_meta() -> Iterator[None]:
     with fx_traceback.preserve_node_meta():
         yield
+
+
+class Interpreter(fx.Interpreter):
+    """Where a line of the graph raises, the modes and transforms that earlier lines entered are left."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        depth = len(retrieve_all_functorch_interpreters())
+        try:
+            return super().run(*args, **kwargs)
+        except Exception:
+            while len(retrieve_all_functorch_interpreters()) > depth:
+                torch._C._functorch.pop_dynamic_layer_stack()
+            for node in reversed(list(self.env)):
+                for user in node.users:
+                    if getattr(user.target, "__name__", "").startswith("_exit_"):
+                        user.target(self.env[node])  # type: ignore[operator]
+            self.env.clear()
+            raise

@@ -26,12 +26,14 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, sym_float
 
 from aheadgrad.errors import NeedsNumbers
+from aheadgrad.torchlayer.fake import GuardOnDataDependentSymNode
 from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 _PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
 _EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_CONVERSIONS = ((SymInt, "__int__"), (SymInt, "__index__"), (SymBool, "__bool__"), (SymInt, "__bool__"))
 _active = threading.local()  # in this thread: which files are the user's
 _users = 0  # how many recordings are under way
 _undo: list[Callable[[], None]] = []
@@ -81,6 +83,8 @@ def _install() -> None:
     for cls in (SymInt, SymFloat):
         for name in _COMPARISONS:
             _put(cls, name, _decided(getattr(cls, name)))
+    for cls, name in _CONVERSIONS:
+        _put(cls, name, _converted(getattr(cls, name)))
     for name in _EXACT:
         _put(SymFloat, name, _exact(getattr(SymFloat, name)))
 
@@ -109,16 +113,25 @@ def _show_class(cls: type, plain: type) -> None:
     _undo.append(undo)
 
 
+def _plainly(value: Any, plain: Any) -> Any:
+    """The number itself, for the user's code."""
+    try:
+        return plain(value)
+    except GuardOnDataDependentSymNode as error:
+        _active.refused = error
+        raise
+
+
 def _shown_text(original: Any, plain: Any) -> Any:
     def __repr__(self: Any) -> str:
-        return repr(plain(self)) if _asked_by_user() else str(original(self))
+        return repr(_plainly(self, plain)) if _asked_by_user() else str(original(self))
 
     return __repr__
 
 
 def _shown_format(original: Any, plain: Any) -> Any:
     def __format__(self: Any, spec: str) -> str:
-        return format(plain(self), spec) if _asked_by_user() else str(original(self, spec))
+        return format(_plainly(self, plain), spec) if _asked_by_user() else str(original(self, spec))
 
     return __format__
 
@@ -132,6 +145,21 @@ def _decided(original: Any) -> Any:
         return out
 
     return comparison
+
+
+def _converted(original: Any) -> Any:
+    """Where no number stands behind a symbol (`x[mask].shape[0]`), and the user's code may go on without."""
+
+    @functools.wraps(original)
+    def conversion(self: Any) -> Any:
+        try:
+            return original(self)
+        except GuardOnDataDependentSymNode as error:
+            if _asked_by_user():
+                _active.refused = error
+            raise
+
+    return conversion
 
 
 def _exact(original: Any) -> Any:
