@@ -15,6 +15,7 @@ BENCH  ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+OTHERS := .venv-ecosystem
 
 # Tests run side by side, and benchmarks want quiet: one thread each.
 export OMP_NUM_THREADS ?= 1
@@ -23,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: help env demo test lint types unit test-ops test-hf test-ecosystem fuzz bench size clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## make .venv and install everything into it, once
 
@@ -54,6 +55,17 @@ test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (
 test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
 
+test-ecosystem: $(OTHERS)/.installed  ## other people's libraries against eager, in .venv-ecosystem (downloads much)
+	$(OTHERS)/bin/python -m pytest -q tests/ecosystem -W ignore -W error::aheadgrad.FallbackWarning
+
+$(OTHERS)/.installed: tests/ecosystem/requirements.txt pyproject.toml
+	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip install --quiet $(TORCH)
+	$(OTHERS)/bin/python -m pip install --quiet --constraint tests/ecosystem/constraints.txt \
+		--requirement tests/ecosystem/requirements.txt --editable .
+	$(OTHERS)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio  # builds for another torch
+	@touch $@
+
 fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also called again in other ways (SEED, ORDER, FRONTEND, JOBS, FUZZ)
 	$(BIN)/python -m aheadgrad.testing.fuzz --count $(COUNT) --seed $(SEED) --order $(ORDER) --jobs $(JOBS) \
 		--compiler $(FRONTEND) --replay $(AGAIN) $(FUZZ)
@@ -65,5 +77,5 @@ size: $(STAMP)  ## lines per file; long files and functions stand out
 	@$(BIN)/python .ci/size.py
 
 clean:  ## remove what was made here, .venv too
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(OTHERS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
 import aheadgrad
@@ -324,3 +327,60 @@ def test_backward_gets_sizes_as_numbers_before_tensors() -> None:
     assert next(n.name for n in graph.graph.nodes if n.op == "placeholder") == "sym_size_int"
     assert isinstance(inputs[0], torch.SymInt)
     assert all(isinstance(t, Tensor) for t in inputs[1:])
+
+
+def test_results_of_changing_sizes_are_symbols_in_the_next_function() -> None:
+    torch._dynamo.reset()
+    count = CompileCounterWithBackend("aheadgrad")
+    first = torch.compile(lambda x: (x @ x, x.sum()), backend="aheadgrad", dynamic=True)
+    second = torch.compile(lambda z: z * 2, backend=count)
+    for n in (10, 20, 30):
+        x = torch.ones(n, n)
+        close(second(first(x)[0]), (x @ x) * 2)
+    assert count.frame_count == 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_subclasses_of_changing_sizes_through_dynamo(grad: bool) -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * y.shape[0]).sin().view(-1) * x.shape[1], x.sum(0)
+
+    torch._dynamo.reset()
+    count = CompileCounterWithBackend("aheadgrad")
+    compiled = torch.compile(fn, backend=count)
+    for n in (4, 5, 6, 7, 2):
+        parts = torch.randn(n, 3), torch.randn(n, 3)
+        given = [TwoTensor(*(p.clone() for p in parts)).requires_grad_(grad) for _ in range(2)]
+        results = [run(t, torch.ones(n + 1)) for run, t in zip((fn, compiled), given, strict=True)]
+        for a, b in zip(*results, strict=True):
+            assert type(a) is type(b)
+            assert (a.shape, a.stride()) == (b.shape, b.stride())
+            close((a.a, a.b), (b.a, b.b))
+        if grad:
+            for one, two in results:
+                (one.sum() + two.sum()).backward()
+            close([t.grad.a for t in given[:1]], [t.grad.a for t in given[1:]])
+            close([t.grad.b for t in given[:1]], [t.grad.b for t in given[1:]])
+    assert count.frame_count == 2
+
+
+def test_jagged_tensors_of_changing_sizes_through_dynamo() -> None:
+    def fn(t: Tensor, w: Tensor) -> Tensor:
+        return (t * 2).sin() * w
+
+    torch._dynamo.reset()
+    count = {name: CompileCounterWithBackend(name) for name in ("aot_eager", "aheadgrad")}
+    w = torch.randn((), requires_grad=True)
+    for backend, counter in count.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(fn, backend=counter)
+        for lengths in ([2, 3], [4, 5], [1, 7], [2, 2, 6], [9, 1, 1, 2]):
+            rows = [torch.randn(n, 3) for n in lengths]
+            t = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+            found = []
+            for run in (fn, compiled):
+                out = run(t, w)
+                g, h = torch.autograd.grad(out.values().pow(2).sum(), [t, w])
+                found.append((out.values(), g.values(), h, [tuple(out.offsets())]))
+            close(found[1], found[0], msg=backend)
+    assert count["aheadgrad"].frame_count <= count["aot_eager"].frame_count

@@ -149,7 +149,7 @@ def test_pytorch_tabnet() -> None:
 
 
 def test_torch_geometric() -> None:
-    """Nodes with neighbours: a convolution with attention, one of mixed messages; then one number a graph."""
+    """Nodes with neighbours: a convolution, one with attention, and the mean of each graph."""
     from torch_geometric.nn import GATConv, GCNConv, global_mean_pool
 
     class Model(nn.Module):

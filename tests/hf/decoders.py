@@ -14,6 +14,7 @@ PLAIN = {**WIDE, **SPECIAL, "intermediate_size": 32, "max_position_embeddings": 
 GROUPED = {**PLAIN, "num_key_value_heads": 1}
 HEADS = {**GROUPED, "head_dim": 8}
 EXPERTS = {**HEADS, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+BATCHED = {"experts_implementation": "batched_mm"}  # the default is a custom op that looks at values
 
 
 def causal(name: str, **settings: Any) -> nn.Module:
@@ -80,7 +81,7 @@ PLAIN_DECODERS = {
     "qwen3": case("Qwen3", **HEADS, fast=True),
     "phi": case("Phi", **PLAIN, resid_pdrop=0.1),
     "phi3": case("Phi3", **GROUPED),
-    "gemma": case("Gemma", **HEADS),
+    "gemma": case("Gemma", **HEADS, fast=True),
     "gemma2": case("Gemma2", **HEADS, sliding_window=4),
     "gemma3": Case(lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**HEADS, sliding_window=4)), text),
     "stablelm": case("StableLm", **GROUPED),
@@ -110,20 +111,33 @@ PLAIN_DECODERS = {
 }
 
 EXPERT_DECODERS = {
-    "mixtral": case("Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2, fast=True),
+    "mixtral": case("Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral with products of batches": case(
+        "Mixtral",
+        **GROUPED,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        **BATCHED,
+        fast=True,
+    ),
     "mixtral with router loss": case(
-        "Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
+        "Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True, **BATCHED
     ),
     "mixtral with an expert at a time": case(
         "Mixtral", **GROUPED, num_local_experts=4, num_experts_per_tok=2, experts_implementation="eager"
     ),
-    "qwen2_moe": case("Qwen2Moe", **EXPERTS, shared_expert_intermediate_size=16, decoder_sparse_step=1),
-    "qwen3_moe": case("Qwen3Moe", **EXPERTS, decoder_sparse_step=1),
-    "olmoe": case("Olmoe", **GROUPED, num_experts=4, num_experts_per_tok=2),
-    "gpt_oss": case("GptOss", **HEADS, num_local_experts=4, num_experts_per_tok=2, sliding_window=4),
-    "granitemoe": case("GraniteMoe", **GROUPED, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": case(
+        "Qwen2Moe", **BATCHED, **EXPERTS, shared_expert_intermediate_size=16, decoder_sparse_step=1
+    ),
+    "qwen3_moe": case("Qwen3Moe", **BATCHED, **EXPERTS, decoder_sparse_step=1),
+    "olmoe": case("Olmoe", **BATCHED, **GROUPED, num_experts=4, num_experts_per_tok=2),
+    "gpt_oss": case(
+        "GptOss", **BATCHED, **HEADS, num_local_experts=4, num_experts_per_tok=2, sliding_window=4
+    ),
+    "granitemoe": case("GraniteMoe", **BATCHED, **GROUPED, num_local_experts=4, num_experts_per_tok=2),
     "deepseek_v3": case(
         "DeepseekV3",
+        **BATCHED,
         **PLAIN,
         num_key_value_heads=2,
         moe_intermediate_size=16,
@@ -188,6 +202,7 @@ RECURRENT_DECODERS = {
     ),
     "jamba": case(
         "Jamba",
+        **BATCHED,
         **GROUPED,
         attn_layer_period=2,
         attn_layer_offset=1,
@@ -208,16 +223,6 @@ RECURRENT_DECODERS = {
         lru_width=16,
         attention_window_size=8,
         block_types=["recurrent", "attention"],
-    ),
-    "qwen3_next": case(
-        "Qwen3Next",
-        **EXPERTS,
-        shared_expert_intermediate_size=16,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
     ),
     "lfm2": case("Lfm2", **GROUPED, layer_types=["conv", "full_attention"], block_multiple_of=8),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.hf.common import BATCH, LENGTH, VOCABULARY, Batch, Case, hf, padded, text, tokens
+from tests.hf.common import BATCH, VOCABULARY, Batch, Case, hf, padded, text, tokens
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PLAIN = {
@@ -155,7 +155,6 @@ ENCODERS = {
         **PLAIN,
         batch=lambda: {k: v for k, v in text().items() if k != "attention_mask"},
     ),
-    "nystromformer": masked("Nystromformer", **PLAIN, num_landmarks=4, segment_means_seq_len=LENGTH),
     "canine": case(
         "Canine",
         "SequenceClassification",

@@ -227,7 +227,6 @@ SEEING = {
 
 HEARING = {
     "wav2vec2": hears("Wav2Vec2", fast=True),
-    "wav2vec2 with masked spans": hears("Wav2Vec2", mask_time_prob=0.3, mask_time_length=2),
     "hubert": hears("Hubert"),
     "wavlm": hears("WavLM", num_buckets=8, max_bucket_distance=16),
     "unispeech": hears("UniSpeech", num_ctc_classes=12),

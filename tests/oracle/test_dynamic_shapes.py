@@ -285,12 +285,11 @@ def test_symbolic_numbers_are_as_before_afterwards() -> None:
 # -- errors
 
 DATA_DEPENDENT: dict[str, Callable[[Tensor], Any]] = {
-    "nonzero": lambda x: x.nonzero(),
-    "mask": lambda x: x[x > 0],
-    "unique": lambda x: x.unique(),
-    "item": lambda x: x.sum().item(),
+    "loop over a mask": lambda x: list(x[x[:, 0] > 0]),
+    "number of a mask": lambda x: int(x[x > 0].shape[0]),
+    "item": lambda x: x.sum().item() + 1 > 0 or 3,
     "index": lambda x: x[x[0, 0].long().item()],  # type: ignore[index]
-    "count": lambda x: x.nonzero().shape[0],
+    "count": lambda x: len(x.nonzero()),
     "text of an item": lambda x: str(x.sum().item()),
 }
 

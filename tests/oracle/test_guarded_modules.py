@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .common import assert_equal, leaf, strict
+from .common import assert_equal, leaf, plays, strict
 
 
 class Net(nn.Module):
@@ -29,11 +30,6 @@ class Net(nn.Module):
         for module in self.more:
             x = module(x)
         return x + self.extra if hasattr(self, "extra") else x  # type: ignore[operator]
-
-
-class Other(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * 2
 
 
 def other_parameter(net: Net) -> None:
@@ -111,7 +107,6 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
     "attribute of a library's module": switch("rest.0.p", 0.25),
     "forward replaced": new_forward,
     "weights tied": tied,
-    "class changed": lambda net: setattr(net, "__class__", Other),
     "parametrized": lambda net: parametrize.register_parametrization(net.first, "weight", nn.Tanh()),
     "weight norm": lambda net: nn.utils.parametrizations.weight_norm(net.first),
     "loaded": lambda net: net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}),
@@ -169,32 +164,107 @@ def test_hooks_come_and_go() -> None:
     assert len(compiled.entries) == 4
 
 
-def test_a_module_that_counts_its_calls_is_compiled_once() -> None:
-    class Counting(nn.Linear):
-        calls = 0
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = nn.ParameterList([torch.ones(1)])
+        self.mixed = nn.ParameterList([torch.ones(1), 2.0])
+        self.register_buffer("b", torch.ones(1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x) * 2
-
-    net = Counting(3, 3)
-    compiled = strict(net)
-    for _ in range(12):
-        compiled(leaf(2, 3))
-        net.steps = 1  # type: ignore[assignment]
-    assert len(compiled.entries) == 1
+    def forward(self, x: Tensor) -> Tensor:
+        for p in self.p:
+            x = x * p + 1
+        x = x * sum(b.sum() for b in self.buffers())
+        return x * self.mixed[1] * sum(p.sum() for p in self.parameters())
 
 
-def test_a_method_is_replaced_on_its_class() -> None:
-    class Scaled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.scale(x)
+def test_parameters_and_buffers_added_later() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        module = Chain()
+        fast = compile(module)
+        yield fast(torch.ones(1))
+        module.p.append(nn.Parameter(torch.full((1,), 3.0)))
+        yield fast(torch.ones(1))
+        module.w = nn.Parameter(torch.ones(1))
+        yield fast(torch.ones(1))
+        module.register_buffer("b2", torch.ones(1))
+        yield fast(torch.ones(1))
+        module.mixed[1] = 5.0
+        yield fast(torch.ones(1))
+        del module.b
+        yield fast(torch.ones(1))
 
-        def scale(self, x: Tensor) -> Tensor:
-            return x * 2
+    plays(play, frontend="trace", fallback="error")
 
-    net = Scaled()
-    compiled = strict(net)
-    assert_equal(compiled(leaf(3)), leaf(3) * 2)
-    Scaled.scale = lambda self, x: x * 3  # type: ignore[method-assign]
-    assert_equal(compiled(leaf(3)), leaf(3) * 3)
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.d = nn.ModuleDict({"a": nn.Hardtanh(), "b": nn.Softplus()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for module in self.d.values():
+            x = module(x)
+        return x
+
+
+def test_the_order_of_keys() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        module = Branches()
+        plain, ordered = {"a": 1.0, "b": 2.0}, collections.OrderedDict(a=1.0, b=2.0)
+        fasts = [
+            compile(module),
+            compile(lambda x: x * next(iter(plain.values()))),
+            compile(lambda x: x * next(iter(ordered.values()))),
+        ]
+        x = torch.full((1,), 3.0)
+        yield from (fast(x) for fast in fasts)
+        module.d["a"] = module.d.pop("a")
+        plain["a"] = plain.pop("a")
+        ordered.move_to_end("a")
+        yield from (fast(x) for fast in fasts)
+
+    plays(play, frontend="trace", fallback="error")
+
+
+def test_hooks_for_all_modules() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        fast = compile(nn.Identity())
+        yield fast(torch.ones(1))
+        handle = nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 5)
+        try:
+            yield fast(torch.ones(1))
+        finally:
+            handle.remove()
+        yield fast(torch.ones(1))
+
+    plays(play, frontend="trace", fallback="error")
+
+
+def test_an_attribute_in_front_of_a_parameter() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        torch.manual_seed(0)
+        module = nn.Linear(1, 1, bias=False)
+        fast = compile(module)
+        x = torch.ones(1, 1)
+        yield fast(x)
+        object.__setattr__(module, "weight", torch.full((1, 1), 5.0))
+        yield fast(x)
+        object.__delattr__(module, "weight")
+        yield fast(x)
+
+    plays(play, frontend="trace", fallback="error")
+
+
+def test_a_graph_module_is_recompiled() -> None:
+    def play(compile: Any) -> Iterator[Any]:
+        module = torch.fx.symbolic_trace(nn.Sequential(nn.Identity(), nn.ReLU()))
+        fast = compile(module)
+        x = torch.full((1,), -2.0)
+        yield fast(x)
+        node = next(n for n in module.graph.nodes if n.target == "1")
+        node.op, node.target = "call_function", torch.square
+        module.recompile()
+        yield fast(x)
+
+    plays(play, frontend="trace", fallback="error")

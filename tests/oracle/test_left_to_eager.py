@@ -252,7 +252,7 @@ def test_a_leaf_is_cut_off_after_views_were_taken() -> None:
         v.t_()
         return a, v
 
-    uncompiled(fn, leaf_with_offset, "cut off from its history after views of it were taken")
+    uncompiled(fn, leaf_with_offset, "stops requiring grad after views of it were taken, and is changed")
 
 
 def test_cut_off_and_made_a_leaf() -> None:

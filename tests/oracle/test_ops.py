@@ -13,7 +13,7 @@ from torch._higher_order_ops.map import map as map_rows
 
 import aheadgrad
 from aheadgrad.testing import Inputs
-from tests.oracle.common import leaf, one, same, strict
+from tests.oracle.common import leaf, leaves, one, same, strict
 
 LOG: list[str] = []
 
@@ -246,3 +246,12 @@ def test_gradients_of_others_are_left_to_eager(which: str) -> None:
     with pytest.warns(aheadgrad.errors.FallbackWarning, match="control-flow"):
         out = fast(x)
     assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (out, f(x))))
+
+
+def test_no_out_is_written_to_nothing() -> None:
+    """`out=None` is what generated code likes to say."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return torch.tensordot(x.expand(3, -1), y, dims=((1,), (0,)), out=None)
+
+    same(fn, lambda: leaves(leaf(1, 4), leaf(4, 2, seed=1)))

@@ -24,7 +24,7 @@ from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.distributed import noticing_wrappers
 from aheadgrad.torchlayer.dynamo import Symbols
-from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, GuardOnDataDependentSymNode
 from aheadgrad.torchlayer.kernels import is_refusal
 
 
@@ -117,11 +117,13 @@ def run(session: Session, call: Call) -> Forward:
             told = explained(error)
             if not isinstance(told, AheadgradError):
                 told = raised_before(session) or told
-                if told is error and session.trace.numbers:
+                if told is error and (session.trace.numbers or session.followed):
                     told = FallbackError(f"eager may take a size that values decide, where we raise: {error}")
             if told is error:
                 raise
             raise told from error
+        if session.refused is not None:  # the function caught it, and went on without a value
+            raise explained(session.refused) from session.refused
         after = torch.is_grad_enabled()
         if call.watched and session.handed.left_behind(held):
             raise FallbackError("the function leaves a tensor somewhere, which a recording cannot repeat")
@@ -204,15 +206,17 @@ def explained(error: Exception) -> Exception:
     if (
         reads_memory
         or isinstance(error, DATA_DEPENDENT_ERRORS)
-        or (isinstance(error, DataDependentError) and "\n  at " not in str(error))
+        or (isinstance(error, DataDependentError) and "Instead:" not in str(error))
     ):
         what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
+        if isinstance(error, GuardOnDataDependentSymNode):
+            what = "a size that values decide, as that of x[mask]"
         return DataDependentError(
             f"The function needs the value of a tensor to decide what to do: {what}.{where}\n"
             "While a function is recorded its tensors have no values. Instead:\n"
             "  1. choose with tensor operations: torch.where(condition, a, b);\n"
             "  2. pass the number as a Python argument (a new value compiles a new entry);\n"
-            '  3. use frontend="dynamo", which compiles around such a line.'
+            '  3. use frontend="dynamo" (the default), which compiles around such a line.'
         )
     if isinstance(error, AheadgradError):
         return error

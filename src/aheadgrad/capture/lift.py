@@ -18,6 +18,7 @@ from torch import Tensor
 from aheadgrad.capture import layouts
 from aheadgrad.capture.custom_ops import call_changing, changes_arguments
 from aheadgrad.capture.disguises import OUT_OF_PLACE, InPlace
+from aheadgrad.capture.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
 from aheadgrad.capture.layouts import geometry_of
 from aheadgrad.capture.overlaps import check_casts, check_memory, last_write, tensors_among
 from aheadgrad.capture.recorder import LIFT_FRESH
@@ -47,18 +48,6 @@ from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 if TYPE_CHECKING:
     from aheadgrad.capture.session import Session
 
-_NEEDS_VALUE = {
-    torch.Tensor.numpy: "Tensor.numpy()",
-    torch.Tensor.tolist: "Tensor.tolist()",
-    torch.Tensor.__array__: "numpy conversion",
-    torch.Tensor.data_ptr: "Tensor.data_ptr()",
-    torch.Tensor.__dlpack__: "DLPack",
-    torch.Tensor.__repr__: "printing a tensor",
-    torch.Tensor.apply_: "Tensor.apply_()",
-    torch.Tensor.map_: "Tensor.map_()",
-    torch.Tensor.map2_: "Tensor.map2_()",
-}
-_COPIES_MEMORY: set[Any] = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__}
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
 _FIELDS: Any = torch.Tensor
@@ -81,31 +70,6 @@ _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
 _SETS_GRAD: set[Any] = {torch.Tensor.requires_grad_, _FIELDS.requires_grad.__set__}
 
 
-_KEEPS_NO_STRIDES = {
-    "t_",
-    "transpose_",
-    "swapaxes_",
-    "swapdims_",
-    "squeeze_",
-    "unsqueeze_",
-    "as_strided_",
-    "resize_",
-    "resize_as_",
-    "set_",
-    "detach_",
-    "requires_grad_",
-}
-
-
-def _writes(func: Any, kwargs: dict[str, Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if name.endswith("_"):
-        if name in _KEEPS_NO_STRIDES:
-            return False
-        return not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
-    return "out" in kwargs or kwargs.get("inplace") is True
-
-
 class Lift(TorchFunctionMode):
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -126,7 +90,7 @@ class Lift(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.reading:
-            return self._read(func, args, kwargs) if func in _NEEDS_VALUE else func(*args, **kwargs)
+            return self._read(func, args, kwargs) if func in NEEDS_VALUE else func(*args, **kwargs)
         self.session.ambient.check()
         if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
             with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
@@ -137,9 +101,9 @@ class Lift(TorchFunctionMode):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
-        if func in _NEEDS_VALUE:
+        if func in NEEDS_VALUE:
             return self._read(func, args, kwargs)
-        if func in _COPIES_MEMORY:
+        if func in COPIES_MEMORY:
             raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
         args = self._swap_all(args)
         if kwargs:
@@ -147,7 +111,7 @@ class Lift(TorchFunctionMode):
             if kwargs.get("generator") is not None:
                 self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
-            return func(*args, **kwargs)  # inside grad, vmap, ...: the tensors are wrappers around ours
+            return self._transformed(func, args, kwargs)
         if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
             func, args = torch.Tensor.resize_, (args[0], args[1].size())
         disguises = self.session.disguises
@@ -191,7 +155,7 @@ class Lift(TorchFunctionMode):
             value = self.session.values.of(self.session.disguises.current(given))
         except Unknown:
             raise DataDependentError(
-                f"{_NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
+                f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"
             ) from None
         with functional.outside():
@@ -203,6 +167,7 @@ class Lift(TorchFunctionMode):
             return self._call(func, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
             if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                self.session.refused = error  # type: ignore[assignment]
                 raise
             self.session.trace.rewind(records)
             return self._explained_call(func, args, kwargs)
@@ -214,9 +179,20 @@ class Lift(TorchFunctionMode):
                 raise
             raise told from error
 
+    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inside grad, vmap, ...: the tensors are wrappers around ours."""
+        try:
+            return func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if not self.session.follow_values():
+                raise
+        return func(*args, **kwargs)
+
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""
         session, disguises = self.session, self.session.disguises
+        if isinstance(given, Tensor):
+            session.limits.parted(given)
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(session, given)
             session.limits.new_shape(given)
@@ -300,7 +276,7 @@ class Lift(TorchFunctionMode):
         substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(*args, **kwargs)
-        if not _writes(func, kwargs):
+        if not writes(func, kwargs):
             return func(*args, **kwargs)
         looks = self.session.layouts
         written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
@@ -314,7 +290,8 @@ class Lift(TorchFunctionMode):
             for t, *_ in written:
                 self.session.must_not_get_a_second_history(t)
         if func is not torch.Tensor.__setitem__ and len(written) == 1:
-            check_memory(name, written[0][0], tensors_among(args if "out" in kwargs else args[1:]))
+            others = args if kwargs.get("out") is not None else args[1:]
+            check_memory(name, written[0][0], tensors_among(others))
         records = self.session.trace.records
         before = len(records)
         out = None

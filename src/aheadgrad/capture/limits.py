@@ -80,7 +80,8 @@ class Limits:
             if functional.storage_key(t) in self._parted:
                 raise FallbackError("a view is returned of an input that stopped requiring grad since")
 
-    def _check_parted(self, t: Tensor) -> None:
+    def parted(self, t: Tensor) -> None:
+        """Before a tensor is changed: may it have views, or be one, of a leaf that stopped requiring grad?"""
         if self._parted and functional.storage_key(t) in self._parted:
             raise FallbackError("an input stops requiring grad after views of it were taken, and is changed")
 
@@ -99,7 +100,6 @@ class Limits:
         are the arguments of `resize_` and `as_strided_`."""
         if not self.session.is_input(t):
             return
-        self._check_parted(t)
         if id(t) in self._resized or id(t) in self._moved:
             raise FallbackError(
                 "an input is resized (resize_, as_strided_, set_), and changes its shape again"
@@ -111,7 +111,7 @@ class Limits:
 
     def write(self, t: Tensor) -> None:
         """Before a tensor is written to."""
-        self._check_parted(t)
+        self.parted(t)
         if self._leaf_views and functional.storage_key(t) in self._leaf_views:
             raise FallbackError("a view is made a leaf, and its memory is written to")
         borrowed = self.session.recorder.borrowed
@@ -125,7 +125,7 @@ class Limits:
             if any(map(functional.is_wrapped, given)):
                 raise FallbackError("set_ is called on a tensor from outside the arguments")
             return
-        self._check_parted(t)
+        self.parted(t)
         real = self.session.real_of(t)
         if is_view(t) or (real is not None and is_view(real)):
             raise FallbackError("set_ is called on a view")

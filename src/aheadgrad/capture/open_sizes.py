@@ -9,6 +9,7 @@ shape is left to eager, and so is what would share other memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from aheadgrad.capture.trace import Record
 from aheadgrad.errors import FallbackError
-from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.kernels import for_real
@@ -37,12 +38,27 @@ _CLONE = torch.ops.aten.clone.default
 _COPIES = {"clone", "__deepcopy__", "__copy__"}
 
 
+@dataclass(frozen=True, eq=False)
+class _Copy:
+    """A copy that eager does not make for some sizes, and what had been written to by then."""
+
+    of: Tensor
+    made: Tensor
+    versions: tuple[int, ...]
+    touched: set[int]
+
+
+def _versions(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(map(functional.version_of, tensors))
+
+
 class OpenSizes:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.checked = 0  # how many records were
         self.demands = Demands(session.mode)
-        self.copies: list[tuple[Tensor, Tensor]] = []  # what may share memory, for some sizes
+        self.copies: list[_Copy] = []  # what may share memory, for some sizes
+        self.clones: set[int] = set()  # ids of the values in which they were recorded
 
     def check(self) -> None:
         """After a run or a backward was recorded."""
@@ -50,12 +66,9 @@ class OpenSizes:
         new, self.checked = trace.records[self.checked :], len(trace.records)
         if not trace.numbers:
             return
-        unequal = self.demands.equalities()
-        if unequal:
-            raise FallbackError(f"a size that values decide has to be equal to another one: {unequal[0]}")
-        given = self.demands.replaced(trace.numbers)
-        if given:
-            raise FallbackError(f"a size that values decide can only be one: {given[0]}")
+        equal = [*self.demands.equalities(), *self.demands.replaced(trace.numbers)]
+        if not all(map(self._is_forced, equal)):
+            raise FallbackError("a size that values decide has to be equal to another one")
         makers = {i for made in trace.numbers.values() for i in made}
         for i, record in enumerate(new, self.checked - len(new)):
             if isinstance(record.target, OpOverload) and not isinstance(record.out, torch.SymInt):
@@ -64,6 +77,18 @@ class OpenSizes:
                 elif any(map(sizes_in, record.tensors())):
                     for n in (0, 1):
                         self._check_size(record, n)
+
+    def _is_forced(self, relation: Any) -> bool:
+        """Has the forward's kernel seen to it?
+
+        `x[mask] = v` has, with a `v` of several rows: a backward finds as many in the mask.
+        """
+        if len(relation.args) != 2:
+            return False
+        symbol, number = sorted(relation.args, key=lambda part: bool(part.is_number))
+        makers = self.session.trace.numbers.get(symbol, ())
+        in_backward = bool(makers) and all(self.session.trace.records[i].phase != "forward" for i in makers)
+        return in_backward and bool(number.is_number) and int(number) > 1
 
     def _check_size(self, record: Record, n: int) -> None:
         expected = sizes_of(record.out, n)
@@ -84,17 +109,50 @@ class OpenSizes:
             return
         if not isinstance(out, Tensor) or not isinstance(given, Tensor) or out.dtype != given.dtype:
             return
-        copied = any(r.target is _CLONE and sizes_in(r.out) for r in made)
-        if copied and typical(out.numel()) == typical(given.numel()):
-            self.copies.append((given, out))
+        copies = [r for r in made if r.target is _CLONE and sizes_in(r.out)]
+        if copies and typical(out.numel()) == typical(given.numel()):
+            self.copies.append(_Copy(given, out, _versions(given, out), set(self.session.layouts.touched)))
+            self.clones.update(id(r.out) for r in copies)
 
     def check_memory(self, outputs: list[Any]) -> None:
         """A copy that eager does not make for some sizes must not be told from what it was copied from."""
-        leaving = {functional.storage_key(t) for t in outputs if isinstance(t, Tensor)}
-        for pair in self.copies:
-            keys = set(map(functional.storage_key, pair))
-            if functional.storage_key(pair[1]) in leaving or keys & self.session.layouts.touched:
+        tensors = [t for t in outputs if isinstance(t, Tensor)]
+        leaving = set(map(functional.storage_key, tensors))
+        for copy in self.copies:
+            new = self.session.layouts.touched - copy.touched
+            written = not new.isdisjoint(map(functional.storage_key, (copy.of, copy.made)))
+            written |= _versions(copy.of, copy.made) != copy.versions
+            if written or functional.storage_key(copy.made) in leaving:
                 raise FallbackError("whether memory is shared depends on a size that values decide")
+        values = [functional.unwrap(t) for t in tensors]
+        for n in (0, 1) if self.copies else ():
+            try:
+                same = self._strides(values, n, copied=True) == self._strides(values, n, copied=False)
+            except Exception:  # there is no telling
+                same = False
+            if not same:
+                raise FallbackError("strides of a result depend on a size that values decide")
+
+    def _strides(self, values: list[Any], n: int, *, copied: bool) -> list[Any]:
+        """Of results, where sizes that values decide are `n`: with and without copies that eager may save."""
+        made: dict[int, Tensor] = {}
+        makers = {i for some in self.session.trace.numbers.values() for i in some}
+        try:
+            with for_real(), random.preserved():
+                for i, record in enumerate(self.session.trace.records):
+                    if not isinstance(record.target, OpOverload) or i in makers:
+                        continue
+                    if not any(id(t) in made or sizes_in(t) for t in record.tensors()):
+                        continue
+                    args, kwargs = sample((record.args, record.kwargs), "zeros", n, made)
+                    saved = id(record.out) in self.clones and not copied and args[0].is_contiguous()
+                    out = args[0] if saved else record.target(*args, **kwargs)
+                    several = isinstance(out, list | tuple)
+                    pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
+                    made.update((id(a), b) for a, b in pairs if isinstance(b, Tensor))
+        except RuntimeError:
+            return []  # eager raises, too
+        return [made[id(v)].stride() for v in values if id(v) in made]
 
 
 def _check_kernel(record: Record) -> None:

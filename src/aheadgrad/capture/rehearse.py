@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.eager import compile_eager
-from aheadgrad.capture.cut import Port
+from aheadgrad.capture.ports import Port
 from aheadgrad.capture.stage import Captured
 from aheadgrad.program.opened import opened
 from aheadgrad.program.slots import Slot
@@ -21,6 +21,7 @@ from aheadgrad.torchlayer import random
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import parts_of, values_of
+from aheadgrad.torchlayer.symbols import is_symbolic, number_hint
 
 _NEVER_RAISE = {
     torch.ops.aten.empty_strided.default,
@@ -42,6 +43,8 @@ def rehearse(captured: Captured) -> None:
     cutter = captured.cutter
     entering = opened([(e.slot, e.value) for e in captured.session.entrances])
     boundary = {id(value) for _, value in entering}
+    given = [s for s in captured.scalars if is_symbolic(s.value)]
+    entering += [(s.slot, s.value) for s in given]
     leaving = [v for e in captured.exits for v in values_of(e.value)]
     used, _ = cutter.needed(leaving, boundary, {"forward"})
     unused: list[Any] = []
@@ -60,4 +63,4 @@ def rehearse(captured: Captured) -> None:
     inputs = [Port(slot, value, f"input_{i}") for i, (slot, value) in enumerate(entering)]
     program = cutter.cut("rehearsal", inputs, [(Slot(), value) for value in unused])
     with torch.no_grad(), random.preserved():
-        compile_eager(program)(list(reals))
+        compile_eager(program)([*reals, *(number_hint(s.value) for s in given)])

@@ -59,6 +59,8 @@ class Session:
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
+        self.followed = False  # did sizes become symbols because values decide on them?
+        self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
         self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
@@ -129,6 +131,7 @@ class Session:
         if follows_values(self.mode) or self.veiled:
             return False
         follow_values(self.mode)
+        self.followed = True
         self.trace.sized = self.sized = True
         self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
         self._enter_symbols()

@@ -9,11 +9,12 @@ from typing import Any
 from torch import SymInt, Tensor, fx
 
 from aheadgrad.capture.components import Component, Target
-from aheadgrad.capture.cut import Cutter, Port
+from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.exits import Exit, grown_views, inner_leaves, make_exits
 from aheadgrad.capture.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.capture.joint import Gradients, Joint, Pattern
 from aheadgrad.capture.origins import raised_below_users_code
+from aheadgrad.capture.ports import Port
 from aheadgrad.capture.session import Session
 from aheadgrad.capture.veils import NeedsVeils
 from aheadgrad.conventions import in_graph
@@ -32,7 +33,7 @@ from aheadgrad.report.text import explain_captured
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
-from aheadgrad.torchlayer.fake import mode_of, new_mode
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
 from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, places
 
@@ -56,6 +57,7 @@ class Captured:
     in_graph_updates: frozenset[int]
     options: Options
     cutter: Cutter = field(init=False)
+    _places: dict[int, int] = field(default_factory=dict)  # by id of a scalar, once the arguments are gone
 
     def __post_init__(self) -> None:
         copied: list[tuple[Tensor, Any]] = []
@@ -98,8 +100,9 @@ class Captured:
 
     def release(self) -> None:
         """Lets go of the arguments of the call that was captured; the trace does not need them."""
-        if self.scalars or (self.has_symbols and self.session.items):
+        if self.has_symbols and self.session.items:
             return
+        self._places = {id(scalar): self._place(scalar) for scalar in self.scalars}
         self.call.inputs = []
         self.call.symbols = Symbols()
         self.session.fakes = {}
@@ -151,6 +154,8 @@ class Captured:
 
     def _place(self, scalar: Scalar) -> int:
         """How many of the session's entrances were given before this number."""
+        if id(scalar) in self._places:
+            return self._places[id(scalar)]
         before = {id(t) for _, t in self.call.inputs[: scalar.after]}
         before |= {id(m.owner) for m in self.session.members if id(m.real) in before}
         return sum(id(e.real) in before for e in self.session.entrances)
@@ -261,6 +266,8 @@ def _run_forward(call: Call, options: Options, veiled: bool) -> Forward:
         forward = run(_open(call, options, veiled), call)
     except AheadgradError:
         raise
+    except DATA_DEPENDENT_ERRORS as error:  # which the user's code caught
+        raise explained(error) from error  # type: ignore[arg-type]
     except Exception:
         merged = merge_all(call)
         if merged is None:

@@ -45,6 +45,9 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
         veils, fakes = zip(*(session.parts[id(part)][1:] for part in parts), strict=True)
         if session.symbolic:
             form = _with_sizes_of(form, iter(veils))
+        elif id(real) in session.fakes:
+            with functional.outside():
+                form = form_of(session.fakes[id(real)])
         seen = around(form, list(veils))
         leaf = None
         if real.requires_grad and not real.is_leaf:

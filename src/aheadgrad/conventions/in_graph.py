@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.cut import Write, Written
+from aheadgrad.capture.ports import Write, Written
 from aheadgrad.facts.facts import Facts, InputFacts, TheInput
 from aheadgrad.program.slots import Slot, UserOutput
 from aheadgrad.torchlayer import functional

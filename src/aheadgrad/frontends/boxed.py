@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -32,11 +32,11 @@ from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
-from aheadgrad.torchlayer.dynamo import symbols_of
+from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
 
@@ -67,7 +67,10 @@ def compile_flat(
     """
     places = modules.holders(module)
     fn = invoke or module
-    entry = pipeline.run(_call(fn, module, places, args), options)
+    call = _call(fn, module, places, args)
+    if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
+        call.symbols = replace(call.symbols, mode=dynamos_mode())
+    entry = pipeline.run(call, options)
     again: Callable[..., BoxedEntry] | None = None
     if spare and not entry.captured.has_symbols:
 
@@ -167,7 +170,11 @@ class _Runner:
                 script.line(f"return {otherwise}({', '.join(self.names)})")
         numbers = [n for value, n in zip(self.args, self.names, strict=True) if is_symbolic(value)]
         run = script.names.name(self.entry.run, "run")
-        script.line(f"return {run}({', '.join([*tensors, *numbers, *members])})")
+        call = f"{run}({', '.join([*tensors, *numbers, *members])})"
+        marks = self._marks()
+        script.line(f"out = {call}" if marks else f"return {call}")
+        for line in [*marks, "return out"] if marks else []:
+            script.line(line)
         body = script.lines
         one_by_one, source = script.function(", ".join(self.names))
         if self.names:
@@ -180,12 +187,18 @@ class _Runner:
         for value, name in zip(self.args, self.names, strict=True):
             if isinstance(value, Tensor):
                 known = self.where[id(value)]
-                tests.append(
-                    f"{name}.requires_grad is {value.requires_grad}"
-                    if known == name
-                    else f"{name} is {known}"
-                )
+                grads = f"{name}.requires_grad is {value.requires_grad}"
+                tests.append(grads if known == name else f"{name} is {known}")
         return tests
+
+    def _marks(self) -> list[str]:
+        """Tell Dynamo which sizes of results may change, so that it makes symbols of them right away."""
+        mark, found = self.script.names.name(mark_dynamic, "mark_dynamic"), []
+        for i, t in enumerate(self.entry.captured.forward.outputs):
+            dims = free_dimensions(t) if isinstance(t, Tensor) else ()
+            if dims:
+                found.append(f"{mark}(out[{i}], {dims})")
+        return found
 
     def _bases(self) -> None:
         """Tensors that inputs are views of, where the entry takes them instead."""

@@ -31,6 +31,9 @@ class ArgumentWriter:
         self.tensors = {id(v): v for v in flat.leaves if isinstance(v, Tensor)}
         self.paths = {id(v): path for v, path in reversed(list(zip(flat.leaves, flat.paths, strict=True)))}
         self.where: dict[int, str] = {}
+        self.symbolic: dict[int, Any] = {}  # by position among the leaves: symbols for Python numbers
+        self.numbers: list[str] = []  # what those are called, in this order
+        self._leaves = 0  # how many were looked at
 
     def write(self, writer: GuardWriter) -> dict[int, str]:
         """By id of each tensor given: the name that it has in the check."""
@@ -78,8 +81,16 @@ class ArgumentWriter:
                 )
         elif not pytree.is_leaf(value) and (type(value) in _OPENED or is_named_tuple(value)):
             self._container(name, value, path)
+            return
+        elif self._leaves in self.symbolic:
+            kind = type(value)
+            self.unless(
+                f"type({name}) is {self.names.name(kind, kind.__name__)}", path, kind, f"type({name})"
+            )
+            self.numbers.append(name)
         else:
             self.unless(same_value(self.names, name, value, path), path, value, name)
+        self._leaves += 1
 
     def _container(self, name: str, value: Any, path: str) -> None:
         kind = type(value)

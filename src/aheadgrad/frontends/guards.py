@@ -24,11 +24,12 @@ from aheadgrad.frontends.guarded_ambient import write_ambient
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter, same_value
 from aheadgrad.frontends.guarded_memory import Memory, write_memory
 from aheadgrad.frontends.misses import Reason, shown, tensor_reason
-from aheadgrad.frontends.plain import describe, freeze, frozen
+from aheadgrad.frontends.plain import describe, freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import ABSENT, Look, Place, State, is_plain_list
 from aheadgrad.frontends.surroundings import Surroundings, tables_of
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.guards import shape_check, tensor_guards
@@ -66,6 +67,7 @@ class GuardWriter:
         self.in_trees = {i: p for i, p in look.places.items() if not any(p is q for q in state.names)}
         self.state: list[Tensor] = []  # those of `reals` that modules hold, in the order of `state`
         self.memory = Memory(self.captured, self.reals)
+        self.sized: dict[str, Tensor] = {}  # by name: traced values of tensors with symbolic sizes
         self._whys: dict[int, str] = {}  # by line: what to say where the check says MISS
 
     def write(self) -> Guard:
@@ -78,10 +80,14 @@ class GuardWriter:
         self._trees()
         self._names()
         self._containers()
+        self._refuse_arrays()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
+        self._sizes()
         self._autograd(inputs)
         write_memory(self, self.memory, inputs)
+        count = len(self.captured.session.entrances)
+        inputs = [*inputs[:count], *self.arguments.numbers, *inputs[count:]]
         check, why = Script("check", self.names), Script("why", self.names)
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
         why.lines = [self._whys.get(i, line) for i, line in enumerate(self.script.lines)]
@@ -203,6 +209,15 @@ class GuardWriter:
                 known = self.names.name(frozen(value, path), "frozen")
                 self.unless(f"{now} == {known}", path, "as it was", self.names.name(value, "holder"))
 
+    def _refuse_arrays(self) -> None:
+        """Arrays are compared by contents: one with the same contents may come, in other memory."""
+        session = self.captured.session
+        if session.recorder.borrowed:
+            values = [*self.arguments.flat.leaves, *(value for _, value in self.look.containers)]
+            arrays = [v for v in pytree.tree_leaves(values) if is_array(v)]
+            if any(shares_memory(a, t) for a in arrays for t in session.trace.constants.values()):
+                raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
+
     def find(self, real: Tensor) -> str:
         """How the check calls an input: an argument, one of the state, something closed over."""
         known = self.where.get(id(real))
@@ -246,11 +261,17 @@ class GuardWriter:
             with self.script.block(f"if not {self.names.name(guards.check, 'tensors_match')}({given}):"):
                 self._miss(self._tensor_reason(guards, [self._path(r, text) for text, r in others], given))
         self._apart(others)
+        by_id = dict(zip(map(id, reals), texts, strict=True))
+        self.sized = {by_id[key]: value for key, value in symbolic.items()}
+
+    def _sizes(self) -> None:
+        """Sizes and numbers that became symbols meet what the recording assumed of them."""
+        numbers = self.arguments.numbers
+        symbolic = {**self.sized, **dict(zip(numbers, self.captured.numbers, strict=True))}
         if symbolic:
-            by_id = dict(zip(map(id, reals), texts, strict=True))
             check, text = shape_check(list(symbolic.values()))
-            given = ", ".join(by_id[key] for key in symbolic)
-            now = f"[tuple(t.shape) for t in ({given}, )]"
+            given = ", ".join(symbolic)
+            now = f"[getattr(t, 'shape', t) for t in ({given}, )]"
             self.unless(f"{self.names.name(check, 'sizes_fit')}({given})", "sizes", text, now)
 
     def _apart(self, others: list[tuple[str, Tensor]]) -> None:

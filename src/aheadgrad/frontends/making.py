@@ -22,7 +22,7 @@ from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.module import swapped
-from aheadgrad.frontends.plain import freeze, frozen, is_array, refill
+from aheadgrad.frontends.plain import freeze, frozen, insides, refill
 from aheadgrad.frontends.results import check_result, return_text
 from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
@@ -54,7 +54,7 @@ class Making:
         self._refuse(others)
         self.look = self.state.look()
         self.has_run = False
-        self._given = [(p, v, v.copy()) for p, v in others if isinstance(v, set | bytearray) or is_array(v)]
+        self._given = [(p, v, v.copy(), freeze(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
 
@@ -73,7 +73,9 @@ class Making:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
         inputs = [(h.slot, h.get()) for h in self.state.holders]
-        call = make_call(self._observed, self.flat, inputs, self._around)
+        numbers = {} if symbols is None else symbols.numbers
+        leaves = [numbers.get(i, leaf) for i, leaf in enumerate(self.flat.leaves)]
+        call = make_call(self._observed, replace(self.flat, leaves=leaves), inputs, self._around)
         call.returns = return_text
         found = (*self._objects(), *self.flat.leaves, torch.default_generator)
         call.generators = [v for v in found if isinstance(v, torch.Generator)]
@@ -84,6 +86,7 @@ class Making:
         entry = pipeline.run(call, options)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
         arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
+        arguments.symbolic = numbers
         guard = GuardWriter(arguments, entry, self.state, self.look).write()
         entry.captured.release()
         source = guard.source + "\n\n" + entry.source
@@ -92,8 +95,8 @@ class Making:
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""
         self.state.put_back()
-        for _, value, before in self._given:
-            if freeze(value) != freeze(before):
+        for _, value, before, as_it_was in self._given:
+            if freeze(value) != as_it_was:
                 refill(value, before)
         random.setstate(self._numbers[0])
         if self._numbers[1] is not None:
@@ -126,12 +129,12 @@ class Making:
         after = pytree.tree_flatten((args, kwargs))
         if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
             raise changed("a list or dictionary that it was given")
-        for path, value, copy in self._given:
-            if freeze(value) != freeze(copy):
+        for path, value, _, as_it_was in self._given:
+            if freeze(value) != as_it_was:
                 raise changed(path)
         if freeze(_random_states()) != freeze(self._numbers):
             raise FallbackError("the function draws random numbers of Python or numpy")
-        known = [*self._objects(), *(v for _, v in self.look.containers), *self.flat.leaves]
+        known = [*self._objects(), *self.state.containers(), *self.flat.leaves]
         check_result(result, (args, kwargs), known)
         self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result

@@ -18,7 +18,7 @@ import types
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +58,7 @@ _AS_THEY_ARE = {
 BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
 BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
+_CAN_CHANGE = (list, dict, set, deque, bytearray)
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 
@@ -112,6 +113,24 @@ def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> A
 def is_too_large(value: Any) -> bool:
     """An array whose contents may change, and are not compared at each call."""
     return is_array(value) and (value.dtype.hasobject or value.nbytes > _LARGEST)
+
+
+def insides(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """The containers and arrays in a value that can change, itself included."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, _CAN_CHANGE) or (is_array(value) and not is_too_large(value)):
+        yield value
+    if isinstance(value, list | tuple | deque | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from insides(part, seen)
+
+
+def shares_memory(array: Any, t: torch.Tensor) -> bool:
+    start = array.ctypes.data
+    return bool(start <= t.data_ptr() < start + array.nbytes)
 
 
 def frozen(value: Any, path: str) -> Any:

@@ -12,7 +12,6 @@ reads is a constant of the recording.
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -24,13 +23,12 @@ from torch import Tensor, nn
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.module import holders_in
-from aheadgrad.frontends.plain import freeze, is_array, refill
+from aheadgrad.frontends.plain import freeze, insides, is_array, refill
 from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KEPT_BY_TORCH = vars(nn.Module()).keys() - {*TABLES, *HOOKS, "training"}
-_CAN_CHANGE = (list, dict, set, deque, bytearray)
 ABSENT = object()
 
 
@@ -82,7 +80,7 @@ class Look:
             self.tokens.append(number)
             return
         self.tokens.append(freeze(value, self.originals))
-        if isinstance(value, _CAN_CHANGE) or is_array(value):
+        if is_array(value) or any(True for _ in insides(value)):
             self.containers.append((path, value))
 
     def differences(self, other: Look) -> list[tuple[str, Any, Any]]:
@@ -110,7 +108,8 @@ class State:
         self.holders = holders_in(list(self.modules()))
         self._before = [(d, dict(d)) for d in self.dictionaries()]
         self._values = [(p, p.get()) for p in self.names]
-        self._contents = [(value, value.copy()) for _, value in self.look().containers]
+        found = (*(value for _, value in self._values), *map(self._attributes, self.modules()))
+        self._contents = [(value, value.copy()) for value in insides(found)]
 
     def _function(self, fn: Any) -> None:
         fn = fn._fn if isinstance(fn, CompiledFunction) else fn
@@ -146,6 +145,16 @@ class State:
         for root, tree in self.trees:
             for path, module in tree.named_modules(memo=seen):
                 yield ".".join(filter(None, (root, path))), module
+
+    def containers(self) -> list[Any]:
+        """Everything in there that can change its contents."""
+        return [value for value, _ in self._contents]
+
+    @staticmethod
+    def _attributes(module: tuple[str, nn.Module]) -> tuple[Any, ...]:
+        """What a module holds besides tensors, submodules and hooks."""
+        own = vars(module[1]).items()
+        return tuple(v for name, v in own if name not in (*TABLES, *HOOKS) and name not in _KEPT_BY_TORCH)
 
     def dictionaries(self) -> list[dict[str, Any]]:
         """What modules keep their attributes, tables and hooks in."""

@@ -43,6 +43,7 @@ from aheadgrad.torchlayer.lock import RECORDING
 
 _FULL = "the limit of entries is reached"
 _TOO_DEEP = "the arguments are nested too deeply to be recorded"
+_AROUND_IT = '; frontend="dynamo" compiles around such a line'
 _UNCHECKED = "a property of the arguments cannot be checked"
 _WATCHED = "a TorchFunctionMode around the call wants to see each function"
 _CHOOSE = (str, bool, type(None), torch.dtype, torch.device)  # values that code chooses its way by
@@ -53,7 +54,7 @@ class TracedFunction(CompiledFunction):
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(fn, options)
-        self._shapes = Shapes(options.dynamic)
+        self._shapes = Shapes(options.dynamic, fn)
         self._full = False
         self._refused: dict[Any, Exception] = {}  # by what calls look like from afar
         self._warned_of: set[Any] = set()  # looks of calls that changed something, once
@@ -148,17 +149,16 @@ class TracedFunction(CompiledFunction):
         self, flat: Flat, args: tuple[Any, ...], kwargs: dict[str, Any], seen: Any
     ) -> Guarded | Exception:
         """A new entry, with numbers if it fails with symbols for sizes; or why there is none."""
-        symbols = self._shapes.symbols(flat)
-        try:
-            made = self._record(flat, args, kwargs, symbols)
-        except Exception as error:
-            if symbols is None:
-                return self._remember(error, seen)
-            misses.LOG.debug("%s is compiled with numbers for sizes", self.name, exc_info=True)
+        for symbols in self._shapes.choices(flat):
             try:
-                made = self._record(flat, args, kwargs, None)
-            except Exception as again:
-                return self._remember(again, seen)
+                made = self._record(flat, args, kwargs, symbols)
+            except Exception as error:
+                if symbols is None:
+                    return self._remember(error, seen)
+                misses.LOG.debug("%s is compiled with fewer symbols", self.name, exc_info=True)
+                self._shapes.give_up_numbers(flat, symbols)
+            else:
+                break
         self._shapes.note(flat)
         return made
 

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.capture.components import Component
-from aheadgrad.capture.cut import Port
 from aheadgrad.capture.higher import Derivative
 from aheadgrad.capture.histories import at_hand, kept_by_eager
 from aheadgrad.capture.joint import Gradients
+from aheadgrad.capture.ports import Port
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.partition.default import walk_backward
 from aheadgrad.partition.split import SavedSet, SavedValue, tangent_name

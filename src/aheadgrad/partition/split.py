@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aheadgrad.capture.cut import Cutter, Port
+from aheadgrad.capture.cut import Cutter
 from aheadgrad.capture.joint import Gradients
+from aheadgrad.capture.ports import Port
 from aheadgrad.conventions import in_graph
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.program.check import check

@@ -1,7 +1,7 @@
 """Symbolic sizes at run time: numbers in generated code, and tangents of any size.
 
-Generated code reads each symbol off an input before anything else happens to the inputs (or gets it from the
-forward, if values decide):
+Generated code reads each symbol off an input before anything else happens to the inputs (the forward tells
+those that values decide):
 
     s0 = p1.size(0)
     ...

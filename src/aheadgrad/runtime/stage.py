@@ -14,7 +14,6 @@ from aheadgrad.capture.components import Component
 from aheadgrad.capture.exits import is_own
 from aheadgrad.capture.stage import Captured
 from aheadgrad.conventions.subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
-from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.options import Options
 from aheadgrad.partition.split import SplitPrograms
@@ -32,8 +31,8 @@ from aheadgrad.runtime.saved import SavedNames
 from aheadgrad.runtime.sizes import SizeTexts
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
-from aheadgrad.torchlayer.subclasses import Bundle, values_of
-from aheadgrad.torchlayer.symbols import expression, places
+from aheadgrad.torchlayer.subclasses import values_of
+from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(eq=False)
@@ -112,18 +111,8 @@ def _used_before(captured: Captured) -> tuple[str, ...]:
 def _forward(captured: Captured, split: SplitPrograms, compiled: Executables) -> Any:
     if not captured.session.veiled:
         return arranged(captured, compiled.forward)
-    if captured.numbers and _subclasses_have_symbols(captured):
-        raise FallbackError("symbolic numbers are given beside tensor subclasses with symbolic sizes")
     forward = compiled.forward
     return forward_of_wholes(captured, forward, len(split.forward.signature.outputs))
-
-
-def _subclasses_have_symbols(captured: Captured) -> bool:
-    """May the size of a subclass be a symbol: given, returned or as a tangent?"""
-    given = [(e.real, e.value) for e in captured.session.entrances if e.form is not None]
-    if any(id(real) in captured.session.fakes or any(map(places, value.parts)) for real, value in given):
-        return True
-    return any(type(e.value) is Bundle for e in captured.exits)
 
 
 def _results(captured: Captured, split: SplitPrograms) -> int:

@@ -10,14 +10,15 @@ from unittest.mock import patch
 
 import sympy
 import torch
-from torch import Tensor
+from torch import SymFloat, Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
+from aheadgrad.torchlayer.unbacked import set_aside
 
-Sizes = dict[Any, int]
+Sizes = dict[Any, int | float]
 """Symbols, and the numbers that they stand for."""
 
 
@@ -66,7 +67,8 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     env = mode.shape_env
     assert env is not None
     before = _state(env)
-    numbers = {symbol: sympy.Integer(n) for symbol, n in sizes.items()}
+    set_aside(env, sizes)
+    numbers = {s: sympy.Float(n) if isinstance(n, float) else sympy.Integer(n) for s, n in sizes.items()}
     env.replacements.update(numbers)
     hints_of(env).update(numbers)
     _changed(env)
@@ -79,6 +81,7 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
         try:
             yield
         finally:
+            set_aside(env, {})
             _restore(env, before)
 
 
@@ -102,7 +105,7 @@ def sizes_from(pairs: Iterable[tuple[Any, Any]]) -> Sizes:
             numbers = zip(*both, strict=True)
         for number, value in numbers:
             if is_symbolic(number) and expression(number).is_Symbol:
-                found[expression(number)] = int(value)
+                found[expression(number)] = float(value) if isinstance(number, SymFloat) else int(value)
     return found
 
 

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, mode_of
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 
+# What Dynamo looks for on inputs; with the older name it checks it at each call as well.
+_RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_CHANGES = "_dynamo_propagated_dynamic_indices" if _RELEASE >= (2, 13) else "_dynamo_weak_dynamic_indices"
 _FIXED = (DimDynamic.STATIC, DimDynamic.INFER_STRIDE)
 
 
@@ -22,12 +27,20 @@ class Symbols:
 
     `items` are the numbers that zero-dimensional tensors stand for: Dynamo passes a Python float
     that changes from call to call as a tensor. `optional`: whoever calls can do without symbols.
+    `numbers` are symbols for Python numbers among the flat arguments, by position.
     """
 
     mode: FakeTensorMode | None = None
     fakes: dict[int, FakeTensor] = field(default_factory=dict)
     items: dict[int, Any] = field(default_factory=dict)
     optional: bool = False
+    numbers: dict[int, Any] = field(default_factory=dict)
+
+
+def dynamos_mode() -> FakeTensorMode | None:
+    """The fake mode of the compilation that Dynamo asked for."""
+    context = TracingContext.try_get()
+    return None if context is None else context.fake_mode
 
 
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
@@ -44,11 +57,20 @@ def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
         if isinstance(value, Tensor) and value in context.tensor_to_context:
             symbolic = context.tensor_to_context[value]
             if _is_free(symbolic):
-                fakes[id(value)] = _fake(context.fake_mode, value, symbolic)
+                fakes[id(value)] = fake = _fake(context.fake_mode, value, symbolic)
+                if is_foreign(value):
+                    parts = zip(parts_of(value), parts_of(fake), strict=True)
+                    fakes.update((id(part), known) for part, known in parts)  # type: ignore[misc]
     items = _items(args, graph)
     if not fakes and not items and not any(map(is_symbolic, args)):
         return Symbols()
     return Symbols(context.fake_mode, fakes, items)
+
+
+def mark_dynamic(t: Any, dims: tuple[int, ...]) -> None:
+    """Lets Dynamo know that these sizes of a result change, for the next function it is given to."""
+    if isinstance(t, Tensor):
+        vars(t)[_CHANGES] = vars(t).get(_CHANGES, set()) | set(dims)
 
 
 def _is_free(symbolic: Any) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
     "fake_like",
     "is_fake_mode_on",
     "marked_sizes",
@@ -36,6 +37,7 @@ __all__ = [
     "new_mode",
     "quiet_logs",
     "symbolic_like",
+    "symbolic_number",
 ]
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -116,19 +118,32 @@ def symbolic_like(
 ) -> FakeTensor:
     """As `fake_like`, with sizes that are symbols of the mode's shape environment.
 
-    Sizes 0 and 1 stay numbers, and equal sizes share a symbol. `free` are the dimensions whose
-    sizes become symbols; all of them by default.
+    Sizes 0 and 1 stay numbers. `free` are the dimensions whose sizes become symbols, each its own; by
+    default all of them do, and equal sizes share a symbol.
     """
     from torch._dynamo.source import ConstantSource
 
     if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
         return fake_like(mode, t)
-    kinds = [DimDynamic.DUCK if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
+    wanted = DimDynamic.DUCK if free is None else DimDynamic.DYNAMIC  # equal by accident, perhaps
+    kinds = [wanted if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
         t, ConstantSource(source), symbolic_context=context
     )
     return _fake_of(mode, t, size, stride, offset)
+
+
+def symbolic_number(mode: FakeTensorMode, value: int | float, source: str) -> Any:
+    """A symbol for a Python number, which may be any of its type."""
+    from torch._dynamo.source import ConstantSource
+
+    env = mode.shape_env
+    assert isinstance(env, ShapeEnv)
+    origin = ConstantSource(source)
+    symbol = env.create_unspecified_symbol(value, origin, DimDynamic.DYNAMIC)
+    make: Any = env.create_symfloatnode if isinstance(value, float) else env.create_symintnode
+    return make(symbol, hint=value, source=origin)
 
 
 def marked_sizes(t: Tensor) -> tuple[set[int], set[int]]:

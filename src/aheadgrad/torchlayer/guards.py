@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
+from aheadgrad.torchlayer.symbols import is_symbolic
+
 
 def tensor_guards(tensors: list[Tensor], symbolic: Mapping[int, Tensor] | None = None) -> Any:
     """Its `check`, in C++, tells whether tensors look like these (and are all different objects).
@@ -37,13 +39,14 @@ def keys_of(t: Tensor) -> str:
 
 
 def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
-    """A function that tells whether tensors' sizes meet all that a trace with symbolic sizes assumed.
+    """A function that tells whether sizes and numbers meet all that a trace with symbols assumed.
 
-    And what it tests, as text over the tensors `t0`, `t1`, ...
+    And what it tests, as text over the tensors and symbolic numbers `t0`, `t1`, ...
     """
     from torch._dynamo.source import LocalSource
 
-    env = fakes[0].fake_mode.shape_env
+    first: Any = fakes[0]
+    env = first.node.shape_env if is_symbolic(first) else first.fake_mode.shape_env
     names = [f"t{i}" for i in range(len(fakes))]
     parts = env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
     text = " and ".join(f"({part})" for part in parts) or "True"  # a part may be an `or`

@@ -123,6 +123,8 @@ def _zeros(values: Any, number: Callable[[Any], int], most: int) -> Any:
         nonlocal total, count
         if isinstance(value, torch.SymInt):
             return number(value)
+        if isinstance(value, torch.SymFloat) and value.node.hint is not None:
+            return float(value.node.hint)
         if isinstance(value, torch.SymFloat | torch.SymBool | torch.Generator):
             raise NotAsked
         if isinstance(value, types.FunctionType):

@@ -26,12 +26,15 @@ from typing import Any
 from torch import SymBool, SymFloat, SymInt, sym_float
 
 from aheadgrad.errors import NeedsNumbers
+from aheadgrad.torchlayer.fake import GuardOnDataDependentSymNode
 from aheadgrad.torchlayer.lock import must_be_held
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 
 _PLAIN: dict[type, Any] = {SymInt: int, SymFloat: float, SymBool: bool}
 _EXACT = ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__")
+_FOR_SIZES = ("__mod__", "__rmod__", "__floordiv__", "__rfloordiv__")
 _COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_CONVERSIONS = ((SymInt, "__int__"), (SymInt, "__index__"), (SymBool, "__bool__"), (SymInt, "__bool__"))
 _active = threading.local()  # in this thread: which files are the user's
 _users = 0  # how many recordings are under way
 _undo: list[Callable[[], None]] = []
@@ -81,8 +84,12 @@ def _install() -> None:
     for cls in (SymInt, SymFloat):
         for name in _COMPARISONS:
             _put(cls, name, _decided(getattr(cls, name)))
+    for cls, name in _CONVERSIONS:
+        _put(cls, name, _converted(getattr(cls, name)))
     for name in _EXACT:
         _put(SymFloat, name, _exact(getattr(SymFloat, name)))
+    for name in _FOR_SIZES:
+        _put(SymFloat, name, _for_sizes(getattr(SymFloat, name)))
 
 
 def _put(cls: type, name: str, value: Any) -> None:
@@ -109,16 +116,25 @@ def _show_class(cls: type, plain: type) -> None:
     _undo.append(undo)
 
 
+def _plainly(value: Any, plain: Any) -> Any:
+    """The number itself, for the user's code."""
+    try:
+        return plain(value)
+    except GuardOnDataDependentSymNode as error:
+        _active.refused = error
+        raise
+
+
 def _shown_text(original: Any, plain: Any) -> Any:
     def __repr__(self: Any) -> str:
-        return repr(plain(self)) if _asked_by_user() else str(original(self))
+        return repr(_plainly(self, plain)) if _asked_by_user() else str(original(self))
 
     return __repr__
 
 
 def _shown_format(original: Any, plain: Any) -> Any:
     def __format__(self: Any, spec: str) -> str:
-        return format(plain(self), spec) if _asked_by_user() else str(original(self, spec))
+        return format(_plainly(self, plain), spec) if _asked_by_user() else str(original(self, spec))
 
     return __format__
 
@@ -134,6 +150,21 @@ def _decided(original: Any) -> Any:
     return comparison
 
 
+def _converted(original: Any) -> Any:
+    """Where no number stands behind a symbol (`x[mask].shape[0]`), and the user's code may go on without."""
+
+    @functools.wraps(original)
+    def conversion(self: Any) -> Any:
+        try:
+            return original(self)
+        except GuardOnDataDependentSymNode as error:
+            if _asked_by_user():
+                _active.refused = error
+            raise
+
+    return conversion
+
+
 def _exact(original: Any) -> Any:
     """Sympy joins `(n * 0.1) * 3` to `n * 0.3`, which rounds another way."""
 
@@ -147,12 +178,33 @@ def _exact(original: Any) -> Any:
     return operation
 
 
+def _for_sizes(original: Any) -> Any:
+    """Sympy's remainders are exact for numbers that follow from sizes; Python's floats round on the way."""
+
+    @functools.wraps(original)
+    def operation(self: Any, other: Any) -> Any:
+        out = original(self, other)
+        if getattr(_active, "is_users", None) is None or not is_symbolic(out):
+            return out
+        if all(symbol.is_integer for symbol in expression(out).free_symbols):
+            return out
+        _active.refused = NeedsNumbers("the remainder of a float that changes is taken")
+        raise _active.refused
+
+    return operation
+
+
+def _may_be_odd(made: Any, operands: set[Any]) -> bool:
+    """May this be a zero with a sign, added to a zero? Floats that are given are any; sizes are not."""
+    return 0 in operands and not all(symbol.is_integer for symbol in made.free_symbols)
+
+
 def _check_order(out: Any, a: Any, b: Any) -> None:
     operands = {expression(sym_float(v)) if is_symbolic(v) else float(v) for v in (a, b)}
     made = expression(out)
     if len(made.args) == 2 and all(part in operands or -part in operands for part in made.args):
         return
-    if made in operands or -made in operands:  # one of them is 0 or 1
-        return
+    if made.free_symbols and (made in operands or -made in operands) and not _may_be_odd(made, operands):
+        return  # one of them is 0 or 1
     _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
     raise _active.refused

@@ -118,7 +118,7 @@ def _symbols(values: Any) -> set[Any]:
         return set().union(*map(_symbols, values))
     if isinstance(values, dict):
         return _symbols(list(values.values()))
-    return free_symbols(values)
+    return {symbol for symbol in free_symbols(values) if symbol.is_integer}
 
 
 def _hint(env: ShapeEnv, symbol: Any) -> Any:

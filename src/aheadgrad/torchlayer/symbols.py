@@ -47,6 +47,13 @@ def free_symbols(value: Any) -> set[Any]:
     return set()
 
 
+def free_dimensions(t: Tensor) -> tuple[int, ...]:
+    """The dimensions of which the size may be another."""
+    sizes: list[Any] = list(t.size())
+    symbolic = [(d, n) for d, n in enumerate(sizes) if is_symbolic(n) and hasattr(n.node, "expr")]
+    return tuple(d for d, n in symbolic if constant_of(n) is None)  # ragged sizes have no expression
+
+
 def symbols_of_numbers(value: Any) -> set[Any]:
     """As `free_symbols`, of numbers alone."""
     if isinstance(value, list | tuple):
@@ -91,6 +98,14 @@ def typical_strides(t: Tensor) -> tuple[Any, ...]:
 def _large(symbol: Any) -> Any:
     number = int("".join(filter(str.isdigit, symbol.name)) or 0)
     return sympy.Integer(1009 + 2 * number)
+
+
+def number_hint(value: Any) -> int | float:
+    """The same for a number of either kind."""
+    if not isinstance(value, SymFloat):
+        return size_hint(value)
+    constant = constant_of(value)
+    return float(value.node.hint if constant is None else constant)
 
 
 def constant_of(value: Any) -> Any:

@@ -6,7 +6,7 @@ The op that makes the tensor is where the number comes from at run time. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -32,6 +32,7 @@ __all__ = [
     "follows_values",
     "has_no_number",
     "sample",
+    "set_aside",
     "sizes_from_values",
     "sizes_in",
     "sizes_of",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 _MOST_ELEMENTS = 1 << 20
+_ASIDE = "_aheadgrad_set_aside"
 _MASKED_SELECT, _NONZERO = torch.ops.aten.masked_select.default, torch.ops.aten.nonzero.default
 
 
@@ -133,6 +135,11 @@ def _identity(value: Any) -> Any:
     return id(value) if isinstance(value, Tensor) or is_symbolic(value) else (type(value), value)
 
 
+def set_aside(env: ShapeEnv, sizes: Mapping[Any, int | float]) -> None:
+    """Symbols that stand for numbers for a while, because we say so."""
+    setattr(env, _ASIDE, sizes)
+
+
 class Demands:
     """What torch demands of such sizes and leaves to be checked at run time.
 
@@ -154,8 +161,11 @@ class Demands:
 
     def replaced(self, symbols: Iterable[Any]) -> list[Any]:
         """Those of the symbols that are known to be a number, or another size, if all demands are met."""
-        known = {} if self.mode.shape_env is None else self.mode.shape_env.replacements
-        return [sympy.Eq(s, known[s]) for s in symbols if s in known]
+        env = self.mode.shape_env
+        if env is None:
+            return []
+        known, aside = env.replacements, getattr(env, _ASIDE, {})
+        return [sympy.Eq(s, known[s]) for s in symbols if s in known and s not in aside]
 
     def accept(self) -> None:
         """All that is demanded by now is taken care of."""
@@ -214,20 +224,22 @@ def fakes_of_size(mode: FakeTensorMode, values: Any, n: int) -> Any:
     return pytree.tree_map(fake, values)
 
 
-def sample(values: Any, fill: str) -> Any:
+def sample(values: Any, fill: str, n: int = 3, known: Mapping[int, Tensor] | None = None) -> Any:
     """Real arguments like recorded ones, full of different numbers, zeros or random numbers.
 
-    Masks are true everywhere.
+    Masks are true everywhere. Sizes that values decide are `n`; `known` has some arguments by the id of what
+    was recorded.
     """
+    known = known or {}
 
     def real(value: Any) -> Any:
         if isinstance(value, SymInt):
-            return _number(value, 3)
-        if not isinstance(value, Tensor):
-            return value
-        size, stride = _numbers(value.size(), 3), _numbers(value.stride(), 3)
+            return _number(value, n)
+        if id(value) in known or not isinstance(value, Tensor):
+            return known.get(id(value), value)
+        size, stride = _numbers(value.size(), n), _numbers(value.stride(), n)
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
-        length = 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        length = 0 if 0 in size else 1 + sum((k - 1) * s for k, s in zip(size, stride, strict=True))
         if value.dtype in (torch.bool, torch.uint8):
             room = torch.ones(length, dtype=value.dtype, device=device)
         elif fill == "zeros":
@@ -241,7 +253,7 @@ def sample(values: Any, fill: str) -> Any:
     tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
     if any(t.layout is not torch.strided for t in tensors):
         raise TypeError("only strided tensors can be made up")
-    if sum(_number(t.numel(), 3) for t in tensors) > _MOST_ELEMENTS:
+    if sum(_number(t.numel(), n) for t in tensors) > _MOST_ELEMENTS:
         raise ValueError("too large to be made up")
     return pytree.tree_map(real, values)
 
