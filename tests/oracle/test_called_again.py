@@ -212,47 +212,49 @@ def test_nan_is_the_same_call() -> None:
     again(lambda t, n: t * n, (x, float("nan")), (x, float("inf")), (x, -float("inf")), entries=3)
 
 
-def test_many_numbers_run_uncompiled_with_one_warning() -> None:
-    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=3, frontend="trace")
+def test_many_words_run_uncompiled_with_one_warning() -> None:
+    compiled = aheadgrad.compile(lambda x, word: x * len(word), max_entries=3, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for n in range(10):
-            assert torch.equal(compiled(x, n), x * n)
+            assert torch.equal(compiled(x, "a" * n), x * n)
     kinds = [w.category for w in seen]
     assert kinds.count(RecompileWarning) == 1
     assert len(compiled.entries) == 3
     assert sum(compiled.fallbacks.values()) == 7
     warned = next(w for w in seen if w.category is RecompileWarning)
     assert warned.filename == __file__
-    assert torch.equal(compiled(x, 1), x * 1)
+    assert torch.equal(compiled(x, "a"), x * 1)
     assert sum(compiled.fallbacks.values()) == 7  # known calls still run compiled
 
 
 def test_the_warning_says_what_keeps_changing() -> None:
-    def scaled(x: Tensor, factor: int) -> Tensor:
-        return x * factor
+    def scaled(x: Tensor, factor: str) -> Tensor:
+        return x * len(factor)
 
     compiled = aheadgrad.compile(scaled, max_entries=2, frontend="trace")
     x = leaf(3)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for n in range(4):
-            compiled(x, n)
+            compiled(x, "a" * n)
     text = next(str(w.message) for w in seen if w.category is RecompileWarning)
     assert "scaled" in text
     assert "factor" in text
 
 
 def test_too_many_entries_is_an_error_where_asked_for() -> None:
-    compiled = aheadgrad.compile(lambda x, n: x * n, max_entries=2, fallback="error", frontend="trace")
+    compiled = aheadgrad.compile(
+        lambda x, word: x * len(word), max_entries=2, fallback="error", frontend="trace"
+    )
     x = leaf(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RecompileWarning)
-        compiled(x, 1)
-        compiled(x, 2)
+        compiled(x, "a")
+        compiled(x, "b")
         with pytest.raises(FallbackError):
-            compiled(x, 3)
+            compiled(x, "c")
 
 
 # ambient state

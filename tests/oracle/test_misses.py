@@ -80,14 +80,14 @@ def test_misses_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_limit_names_what_keeps_changing_and_counts() -> None:
-    def fn(x: Tensor, step: int) -> Tensor:
-        return x * step
+    def fn(x: Tensor, step: str) -> Tensor:
+        return x * len(step)
 
     compiled = aheadgrad.compile(fn, max_entries=3, frontend="trace")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for step in range(10):
-            assert_equal(compiled(leaf(3), step), leaf(3) * step)
+            assert_equal(compiled(leaf(3), "a" * step), leaf(3) * step)
     assert [w.category for w in seen] == [RecompileWarning]
-    assert "What keeps changing: step (0, 1, 2, 3, ...)" in str(seen[0].message)
+    assert "What keeps changing: step ('', 'a', 'aa', 'aaa', ...)" in str(seen[0].message)
     assert compiled.fallbacks == {"the limit of entries is reached": 7}

@@ -722,10 +722,11 @@ def test_functional_call() -> None:
 
 
 def test_keyword_arguments_of_a_module() -> None:
-    compiled = strict(Net())
+    model = Net()
+    compiled = strict(model)
     x = leaf(2, 4)
-    assert torch.equal(compiled(x, scale=2.0), compiled._original(x, scale=2.0))
-    assert torch.equal(compiled(x=x), compiled._original(x))
+    assert torch.equal(compiled(x, scale=2.0), model(x, scale=2.0))
+    assert torch.equal(compiled(x=x), model(x))
 
 
 def test_parameters_in_lists_and_dicts() -> None:
