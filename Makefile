@@ -56,7 +56,7 @@ test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps eac
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
 
 test-ecosystem: $(OTHERS)/.installed  ## other people's libraries against eager, in .venv-ecosystem (downloads much)
-	$(OTHERS)/bin/python -m pytest -q tests/ecosystem -W ignore -W error::aheadgrad.FallbackWarning
+	$(OTHERS)/bin/python -m pytest -q tests/ecosystem -W ignore -W error::aheadgrad.errors.FallbackWarning
 
 $(OTHERS)/.installed: tests/ecosystem/requirements.txt pyproject.toml
 	test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
