@@ -64,7 +64,7 @@ def test_a_second_derivative_that_decides_on_values() -> None:
         with pytest.raises(DataDependentError) as error:
             torch.autograd.grad(out, inputs, create_graph=True)
         text = str(error.value)
-        assert text.startswith("A derivative needs the value of a tensor to decide what to do: ScatterReduce")
+        assert "needs the value of a tensor to decide what to do" in text
         assert "in product" in text
         assert text.count("Instead:") == 1
     torch.autograd.grad(out, inputs)

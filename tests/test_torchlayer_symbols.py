@@ -15,6 +15,7 @@ from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor, new_mode, symbolic_like
 from aheadgrad.torchlayer.fxcode import takes_two_lists
 from aheadgrad.torchlayer.guards import shape_check, tensor_guards
+from aheadgrad.torchlayer.lock import RECORDING
 
 
 def symbolic(*shape: int, name: str = "x") -> FakeTensor:
@@ -228,6 +229,6 @@ def test_symbols_stand_for_other_numbers_for_a_while() -> None:
     sizes = sizes_from([(fake, torch.ones(7, 3))])
     assert sorted(sizes.values()) == [3, 7]
     before = assumptions(mode)
-    with as_numbers(mode, sizes):
+    with RECORDING, as_numbers(mode, sizes):
         assert size == 7 and int(size * 2) == 14 and symbols.size_hint(size) == 7
     assert assumptions(mode) == before and symbols.constant_of(size) is None

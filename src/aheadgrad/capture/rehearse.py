@@ -38,7 +38,8 @@ _NEVER_RAISE = {
 def rehearse(captured: Captured) -> None:
     """Runs the unused ops of the forward on the real inputs."""
     reals = [part for e in captured.session.entrances for part in parts_of(e.real)]
-    if any(isinstance(r, FakeTensor) for r in reals) or captured.forward.number_slots:
+    ragged = any(is_symbolic(n) for e in captured.session.entrances for n in e.real.shape)
+    if ragged or any(isinstance(r, FakeTensor) for r in reals) or captured.forward.number_slots:
         return
     cutter = captured.cutter
     entering = opened([(e.slot, e.value) for e in captured.session.entrances])

@@ -80,7 +80,7 @@ class GuardWriter:
         self._trees()
         self._names()
         self._containers()
-        self._refuse_arrays()
+        self._arrays()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
         self._sizes()
@@ -209,14 +209,25 @@ class GuardWriter:
                 known = self.names.name(frozen(value, path), "frozen")
                 self.unless(f"{now} == {known}", path, "as it was", self.names.name(value, "holder"))
 
-    def _refuse_arrays(self) -> None:
+    def _arrays(self) -> None:
         """Arrays are compared by contents: one with the same contents may come, in other memory."""
         session = self.captured.session
-        if session.recorder.borrowed:
-            values = [*self.arguments.flat.leaves, *(value for _, value in self.look.containers)]
-            arrays = [v for v in pytree.tree_leaves(values) if is_array(v)]
-            if any(shares_memory(a, t) for a in arrays for t in session.trace.constants.values()):
-                raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
+        if not session.recorder.borrowed:
+            return
+
+        def is_lent(value: Any) -> bool:
+            made = session.trace.constants.values()
+            return is_array(value) and any(shares_memory(value, t) for t in made)
+
+        named = [(place, place.get()) for place in self.around.names]
+        known = {id(value) for _, value in named}
+        others = [v for _, v in self.look.containers if id(v) not in known]
+        if any(map(is_lent, pytree.tree_leaves([*self.arguments.flat.leaves, *others]))):
+            raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
+        for place, value in named:
+            if is_lent(value):
+                same = f"{self._text(place)} is {self.names.name(value, 'array')}"
+                self.unless(same, place.path, "the same array", "'another'")
 
     def find(self, real: Tensor) -> str:
         """How the check calls an input: an argument, one of the state, something closed over."""
