@@ -41,7 +41,7 @@ from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.stand_ins import StandIns
 from aheadgrad.torchlayer.symbols import is_symbolic
-from aheadgrad.torchlayer.unbacked import decides_sizes
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
@@ -158,7 +158,8 @@ class Recorder(TorchDispatchMode):
             return self.values.result(func, args, kwargs)
         except Unknown:
             node = running_node()
-            if self.trace.phase == "forward" or node is None or not self.trace.sized:
+            of_size = isinstance(error, DynamicOutputShapeException) and not self.trace.sized
+            if self.trace.phase == "forward" or node is None or of_size:
                 raise error from None  # to be recorded again, if values decide on sizes only
             raise self._undecided(func, node) from error
 
