@@ -270,14 +270,14 @@ def test_modules_with_batches_of_any_size() -> None:
     assert len(compiled.entries) == 2
 
 
-def test_sizes_zero_and_one_have_entries_of_their_own() -> None:
+def test_sizes_zero_and_one_and_equal_sizes_have_entries_of_their_own() -> None:
     compiled = aheadgrad.compile(
         lambda x, y: x.sum(0) + y.sum(0), dynamic=True, fallback="error", frontend="trace"
     )
     for a, b in ((3, 3), (7, 7), (3, 4), (5, 6), (4, 4), (1, 4), (0, 4)):
         x, y = torch.randn(a, 2), torch.randn(b, 2)
         close(compiled(x, y), x.sum(0) + y.sum(0))
-    assert len(compiled.entries) == 3
+    assert len(compiled.entries) == 4
 
 
 def test_a_decision_on_sizes_makes_another_entry() -> None:

@@ -71,8 +71,6 @@ LAST_BITS_DIFFER = {
     "whisper",
     "speech_to_text",
 }
-WAITS = {"mixtral": "a custom op whose backward looks at values; other ways to compute experts work"}
-
 pytestmark = [
     # About functions that cache: Dynamo looks through the cache, and says so.
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
@@ -86,8 +84,6 @@ def all_of_them() -> list[object]:
     found = []
     for name, case in MODELS.items():
         marks = [] if case.fast else [pytest.mark.zoo]
-        if name in WAITS:
-            marks.append(pytest.mark.xfail(reason=WAITS[name]))
         found.append(pytest.param(name, marks=marks))
     return found
 

@@ -31,6 +31,7 @@ from aheadgrad.backends.registry import find_backend
 from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import (
     AheadgradError,
+    DataDependentError,
     FallbackError,
     FallbackWarning,
     InvalidOption,
@@ -44,6 +45,7 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
 _NAMES = [
@@ -206,6 +208,8 @@ def compile_graph(
     try:
         entry = compile_flat(gm, leaves, options, invoke)
     except Exception as error:  # whatever we cannot do, the graph as it was given can be run
+        if whose is not None and isinstance(error, DataDependentError) and not options.fullgraph:
+            raise value_is_read() from error  # Dynamo breaks the graph there
         theirs = isinstance(error, InvalidProgram | InvalidOption)  # a partition function's mistake
         if theirs or (whose is not None and not isinstance(error, AheadgradError)):
             raise  # perhaps a line of the user's is wrong: the frame runs in eager, which shows it

@@ -38,6 +38,7 @@ __all__ = [
     "quiet_logs",
     "symbolic_like",
     "symbolic_number",
+    "value_is_read",
 ]
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -48,6 +49,11 @@ DATA_DEPENDENT_ERRORS: tuple[type[BaseException], ...] = (
     GuardOnDataDependentSymNode,
     UnsupportedFakeTensorException,
 )
+
+
+def value_is_read() -> Exception:
+    """What a backend raises so that Dynamo breaks the graph where a value is read."""
+    return DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
 
 
 @contextmanager
@@ -118,15 +124,14 @@ def symbolic_like(
 ) -> FakeTensor:
     """As `fake_like`, with sizes that are symbols of the mode's shape environment.
 
-    Sizes 0 and 1 stay numbers. `free` are the dimensions whose sizes become symbols, each its own; by
-    default all of them do, and equal sizes share a symbol.
+    Sizes 0 and 1 stay numbers, and equal sizes share a symbol: what is equal by accident may have to be. `free`
+    are the dimensions whose sizes become symbols, by default all of them.
     """
     from torch._dynamo.source import ConstantSource
 
     if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
         return fake_like(mode, t)
-    wanted = DimDynamic.DUCK if free is None else DimDynamic.DYNAMIC  # equal by accident, perhaps
-    kinds = [wanted if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
+    kinds = [DimDynamic.DUCK if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
         t, ConstantSource(source), symbolic_context=context
