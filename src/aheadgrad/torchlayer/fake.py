@@ -124,8 +124,8 @@ def symbolic_like(
 ) -> FakeTensor:
     """As `fake_like`, with sizes that are symbols of the mode's shape environment.
 
-    Sizes 0 and 1 stay numbers, and equal sizes share a symbol: what is equal by accident may have to be. `free`
-    are the dimensions whose sizes become symbols, by default all of them.
+    Sizes 0 and 1 stay numbers, and equal sizes share a symbol: what is equal by accident may have to be.
+    `free` are the dimensions whose sizes become symbols, by default all of them.
     """
     from torch._dynamo.source import ConstantSource
 
