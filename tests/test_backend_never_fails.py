@@ -388,3 +388,21 @@ def test_the_drop_in_checks_what_nobody_guards() -> None:
     close(compat.aot_module_simplified(graph, (x, x), compat.nop)(x, y)[0], x - y)
     compat.aot_module_simplified(graph, (x, y.detach()), compat.nop)(x, y)[0].sum().backward()
     close(y.grad, -torch.ones(2))
+
+
+def test_a_view_that_changed_its_shape_in_a_list_of_the_graph() -> None:
+    """Graphs hold lists of a kind of their own; what stands for the view has to be found in those, too."""
+
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        part = x.clone()[-1]
+        part.as_strided_((2,), (2,))
+        return torch.cat([part, y])
+
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(2, requires_grad=True)
+    torch.compiler.reset()
+    compiled = torch.compile(fn, backend="aheadgrad", options={"fallback": "error"})
+    assert torch.equal(compiled(x, y), fn(x, y))
+    assert torch.equal(
+        torch.autograd.grad(compiled(x, y).square().sum(), x)[0],
+        torch.autograd.grad(fn(x, y).square().sum(), x)[0],
+    )

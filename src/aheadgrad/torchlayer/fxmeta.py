@@ -29,7 +29,14 @@ def preserved_node_meta() -> Iterator[None]:
 
 
 class Interpreter(fx.Interpreter):
-    """Where a line of the graph raises, the modes and transforms that earlier lines entered are left."""
+    """Where a line of the graph raises, the modes and transforms that earlier lines entered are left.
+
+    Ops get plain lists and dictionaries, as from Python, not the unchangeable ones that graphs hold.
+    """
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return tuple(map(_plain, args)), {key: _plain(value) for key, value in kwargs.items()}
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         depth = len(retrieve_all_functorch_interpreters())
@@ -44,3 +51,11 @@ class Interpreter(fx.Interpreter):
                         user.target(self.env[node])  # type: ignore[operator]
             self.env.clear()
             raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if type(value) is tuple:
+        return tuple(map(_plain, value))
+    return {key: _plain(v) for key, v in value.items()} if isinstance(value, dict) else value
