@@ -41,17 +41,14 @@ def holders_in(modules: Sequence[tuple[str, nn.Module]]) -> list[Holder]:
 
 
 @contextmanager
-def swapped(places: list[Holder], see: Callable[[Any], Any]) -> Iterator[list[Holder]]:
+def swapped(places: list[Holder], see: Callable[[Any], Any]) -> Iterator[None]:
     """The modules with their tensors replaced by what the trace sees."""
     originals = [place.get() for place in places]
     seen = [see(value) for value in originals]
-    rebound: list[Holder] = []
     try:
         for place, value in zip(places, seen, strict=True):
             place.table[place.name] = value
-        yield rebound
+        yield
     finally:
-        for place, original, value in zip(places, originals, seen, strict=True):
-            if place.table.get(place.name) is not value:
-                rebound.append(place)
+        for place, original in zip(places, originals, strict=True):
             place.table[place.name] = original

@@ -43,7 +43,6 @@ from aheadgrad.torchlayer.lock import RECORDING
 
 _FULL = "the limit of entries is reached"
 _TOO_DEEP = "the arguments are nested too deeply to be recorded"
-_AROUND_IT = '; frontend="dynamo" compiles around such a line'
 _UNCHECKED = "a property of the arguments cannot be checked"
 _WATCHED = "a TorchFunctionMode around the call wants to see each function"
 _CHOOSE = (str, bool, type(None), torch.dtype, torch.device)  # values that code chooses its way by

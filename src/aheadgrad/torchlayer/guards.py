@@ -33,11 +33,6 @@ def _fixed(numbers: Any) -> Any:
     return [None if isinstance(n, torch.SymInt) else int(n) for n in numbers]
 
 
-def keys_of(t: Tensor) -> str:
-    """The dispatch keys of a tensor, as text: which layers of torch it passes through."""
-    return str(torch._C._dispatch_keys(t))
-
-
 def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     """A function that tells whether sizes and numbers meet all that a trace with symbols assumed.
 

@@ -1,11 +1,10 @@
-"""What torch.nn keeps for all modules at once: global hooks, and the cache of parametrizations."""
+"""What torch.nn keeps for all modules at once: global hooks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from torch.nn.modules import module as _module
-from torch.nn.utils import parametrize as _parametrize
 
 GLOBAL_HOOKS = tuple(
     name
@@ -22,8 +21,3 @@ GLOBAL_HOOKS = tuple(
 def global_hooks() -> dict[str, Any]:
     """The dictionary that holds the tables called `GLOBAL_HOOKS`."""
     return vars(_module)
-
-
-def parametrization_cache() -> dict[str, Any]:
-    """The dictionary with `_cache_enabled`, the number of `parametrize.cached()` blocks around."""
-    return vars(_parametrize)
