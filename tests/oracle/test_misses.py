@@ -89,5 +89,5 @@ def test_the_limit_names_what_keeps_changing_and_counts() -> None:
         for step in range(10):
             assert_equal(compiled(leaf(3), "a" * step), leaf(3) * step)
     assert [w.category for w in seen] == [RecompileWarning]
-    assert "What keeps changing: step ('a', 'aa', 'aaa', " in str(seen[0].message)
+    assert "What keeps changing: step ('', 'a', 'aa', 'aaa', " in str(seen[0].message)
     assert compiled.fallbacks == {"the limit of entries is reached": 7}

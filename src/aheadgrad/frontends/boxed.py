@@ -20,25 +20,22 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
-from aheadgrad.capture.entrances import Entrance
 from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.capture.origins import stacklevel_of_user
-from aheadgrad.capture.shared import whole_storage
 from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
-from aheadgrad.frontends import module as modules
-from aheadgrad.frontends.guarded_memory import depends_on_offsets
+from aheadgrad.frontends.checks import Check
+from aheadgrad.frontends.guarded_memory import write_memory
+from aheadgrad.frontends.module import Place, holders, swapped
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
-from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
-from aheadgrad.torchlayer.fake import FakeTensor
-from aheadgrad.torchlayer.functional import storage_key
-from aheadgrad.torchlayer.subclasses import can_be_traced, is_foreign, is_plain, parts_of
+from aheadgrad.torchlayer.subclasses import can_be_traced, form_of, is_foreign, is_plain
 from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
+_TOO_MANY = "inputs are the same, require grad or share memory in too many ways"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,53 +62,38 @@ def compile_flat(
     `guarded`: the caller checks what inputs are; memory is checked here. `spare` tells how many further
     entries may be made for calls that do not fit.
     """
-    places = modules.holders(module)
+    places = holders(list(module.named_modules()))
     fn = invoke or module
     call = _call(fn, module, places, args)
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
     entry = pipeline.run(call, options)
-    again: Callable[..., BoxedEntry] | None = None
-    if spare and not entry.captured.has_symbols:
-
-        def again(*new: Any) -> BoxedEntry:
-            return compile_flat(module, new, options, invoke, guarded=guarded, spare=spare - 1)
-
-    otherwise = _otherwise(fn, again, strict=options.fallback == "error")
-    return _Runner(entry, places, args, otherwise, guarded=guarded).write()
-
-
-def _otherwise(
-    fn: Callable[..., Any], again: Callable[..., BoxedEntry] | None, *, strict: bool
-) -> Callable[..., list[Any]]:
-    """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
+    last = not spare or entry.captured.has_symbols
     made: BoxedEntry | None = None
-    reason = "inputs are the same, require grad or share memory in too many ways"
-    warned = False
+    reason, warned = _TOO_MANY if last else "", False
 
-    def run(*args: Any) -> list[Any]:
-        nonlocal again, made, reason, warned
-        if made is None and again is not None:
+    def otherwise(*new: Any) -> list[Any]:
+        """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
+        nonlocal made, reason, warned
+        if made is None and not reason:
             try:
-                made = again(*args)
+                made = compile_flat(module, new, options, invoke, guarded=guarded, spare=spare - 1)
             except Exception as error:
-                if strict:
+                if options.fallback == "error":
                     raise
-                again, reason = None, reason_of(error)
+                reason = reason_of(error)
         if made is not None:
-            return made.run(list(args))
+            return made.run(list(new))
         if not warned:
             warned = True
             text = f"aheadgrad runs this call uncompiled: {reason}."
             warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
-        return list(fn(*args))
+        return list(fn(*new))
 
-    return run
+    return _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
 
 
-def _call(
-    fn: Callable[..., Any], module: nn.Module, places: list[modules.Holder], args: Sequence[Any]
-) -> Call:
+def _call(fn: Callable[..., Any], module: nn.Module, places: list[Place], args: Sequence[Any]) -> Call:
     inputs: list[tuple[Slot, Tensor]] = [(p.slot, p.get()) for p in places]
     scalars = []
     for i, value in enumerate(args):
@@ -125,139 +107,79 @@ def _call(
             raise UnsupportedInput(f"args[{i}] is a {kind}, a tensor subclass that cannot be taken apart.")
 
     def invoke(see: Callable[[Any], Any]) -> Any:
-        with modules.swapped(places, see) if places else nullcontext():
+        with swapped(places, see) if places else nullcontext():
             return fn(*(see(v) for v in args))
 
     graph = module.graph if isinstance(module, fx.GraphModule) else None
     return Call(inputs, invoke, scalars=tuple(scalars), symbols=symbols_of(args, graph))
 
 
-class _Runner:
+class _FlatCheck(Check):
     """Writes the code from the caller's list to the entry's parameters."""
 
     def __init__(
-        self,
-        entry: Entry,
-        places: list[modules.Holder],
-        args: Sequence[Any],
-        otherwise: Callable[..., list[Any]],
-        *,
-        guarded: bool,
+        self, entry: Entry, places: list[Place], args: Sequence[Any], otherwise: Callable[..., list[Any]]
     ) -> None:
-        self.guarded = guarded
+        self.args, self.given = args, [f"a{i}" for i in range(len(args))]
+        script = Script("boxed")
+        super().__init__(
+            entry, script, f"{script.names.name(otherwise, 'otherwise')}({', '.join(self.given)})"
+        )
         self.entry = entry
-        self.args = args
-        self.otherwise = otherwise
-        self.session = entry.captured.session
-        self.script = Script("boxed")
-        self.names = [f"a{i}" for i in range(len(args))]
-        self.where = {id(v): name for v, name in zip(args, self.names, strict=True) if isinstance(v, Tensor)}
+        for value, name in zip(args, self.given, strict=True):
+            if isinstance(value, Tensor):
+                self.where[id(value)] = name
         for k, place in enumerate(places):
+            script.line(f"h{k} = {self.text_of(place)}")
             self.where[id(place.get())] = f"h{k}"
-        self.held = places
 
-    def write(self) -> BoxedEntry:
+    def write(self, *, guarded: bool) -> BoxedEntry:
         script = self.script
-        for k, place in enumerate(self.held):
-            script.line(f"h{k} = {script.names.name(place.table, 'table')}[{place.name!r}]")
-        self._bases()
-        tensors = [self._find(e.real) for e in self.session.entrances]
-        members = [self._find(m.real) for m in self.session.members]
-        tests = [*([] if self.guarded else self._kinds()), *self._tests(tensors, members)]
-        if tests:
-            with script.block(f"if not ({' and '.join(tests)}):"):
-                otherwise = script.names.name(self.otherwise, "otherwise")
-                script.line(f"return {otherwise}({', '.join(self.names)})")
-        numbers = [n for value, n in zip(self.args, self.names, strict=True) if is_symbolic(value)]
-        run = script.names.name(self.entry.run, "run")
-        call = f"{run}({', '.join([*tensors, *numbers, *members])})"
+        if not guarded:
+            self._kinds()
+        self._memory()
+        entrances = len(self.captured.session.entrances)
+        inputs = [self.find(real) for real in self.reals]
+        numbers = [n for value, n in zip(self.args, self.given, strict=True) if is_symbolic(value)]
+        given = ", ".join([*inputs[:entrances], *numbers, *inputs[entrances:]])
+        call = f"{script.names.name(self.entry.run, 'run')}({given})"
         marks = self._marks()
-        script.line(f"out = {call}" if marks else f"return {call}")
-        for line in [*marks, "return out"] if marks else []:
+        for line in [f"out = {call}", *marks, "return out"] if marks else [f"return {call}"]:
             script.line(line)
         body = script.lines
-        one_by_one, source = script.function(", ".join(self.names))
-        if self.names:
-            script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
+        one_by_one, source = script.function(", ".join(self.given))
+        if self.given:
+            script.lines = [f"    {', '.join(self.given)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
 
-    def _kinds(self) -> list[str]:
+    def _kinds(self) -> None:
         """What must hold of the inputs themselves: which are one tensor, and which require grad."""
-        tests = []
-        for value, name in zip(self.args, self.names, strict=True):
+        for value, name in zip(self.args, self.given, strict=True):
             if isinstance(value, Tensor):
                 known = self.where[id(value)]
                 grads = f"{name}.requires_grad is {value.requires_grad}"
-                tests.append(grads if known == name else f"{name} is {known}")
-        return tests
+                self.unless(grads if known == name else f"{name} is {known}", name)
+
+    def _memory(self) -> None:
+        """Places in memory; tensors of the module that are not changed share theirs with nobody."""
+        inputs = [self.find(real) for real in self.reals]
+        for name, real in zip(inputs, self.reals, strict=True):
+            if is_foreign(real):
+                self.parts[id(real)] = form_of(real).paths(name)
+        entrances = enumerate(self.captured.session.entrances)
+        unchanged = [e for i, e in entrances if i not in self.memory.changed]
+        write_memory(self, inputs, (), {id(e.real) for e in unchanged if _is_state(e)})
 
     def _marks(self) -> list[str]:
         """Tell Dynamo which sizes of results may change, so that it makes symbols of them right away."""
-        mark, found = self.script.names.name(mark_dynamic, "mark_dynamic"), []
-        for i, t in enumerate(self.entry.captured.forward.outputs):
+        mark, found = self.names.name(mark_dynamic, "mark_dynamic"), []
+        for i, t in enumerate(self.captured.forward.outputs):
             dims = free_dimensions(t) if isinstance(t, Tensor) else ()
             if dims:
                 found.append(f"{mark}(out[{i}], {dims})")
         return found
 
-    def _bases(self) -> None:
-        """Tensors that inputs are views of, where the entry takes them instead."""
-        for k, member in enumerate(self.session.members):
-            base = base_of(member.real) if is_view(member.real) else None
-            if base is not None and id(base) not in self.where:
-                self.script.line(f"b{k} = {self._find(member.real)}._base")
-                self.where[id(base)] = f"b{k}"
 
-    def _find(self, real: Tensor) -> str:
-        known = self.where.get(id(real))
-        if known is not None:
-            return known
-        if id(real) in self.session.made_owners:
-            one = self._find(self.session.made_owners[id(real)])
-            name = f"w{len(self.where)}"
-            self.script.line(f"{name} = {self.script.names.name(whole_storage, 'whole_storage')}({one})")
-            self.where[id(real)] = name
-            return name
-        if isinstance(real, FakeTensor):
-            raise UnsupportedInput("The graph uses a fake tensor that is not among its inputs.")
-        return self.script.names.name(real, "closed_over")
-
-    def _tests(self, tensors: list[str], members: list[str]) -> list[str]:
-        """What must hold of the inputs' places in memory."""
-        tests = []
-        if depends_on_offsets(self.entry.captured):
-            for name, e in zip(tensors, self.session.entrances, strict=True):
-                tests.append(f"{name}.storage_offset() == {int(e.real.storage_offset())}")
-        for name, member in zip(members, self.session.members, strict=True):
-            base = None if member.is_root else base_of(member.real)
-            tests.append(f"{name}._base is {None if base is None else self._find(base)}")
-            tests.append(f"{name}.storage_offset() == {int(member.offset)}")
-            if not is_foreign(member.real):
-                tests.append(f"{_storage(name)} == {_storage(self._find(member.owner))}")
-        return tests + self._apart(tensors)
-
-    def _apart(self, tensors: list[str]) -> list[str]:
-        """Nothing that is changed shares memory; tensors of the module that are not changed are left out."""
-        facts = self.entry.captured.facts.inputs
-        changed = {f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None}
-        if not changed:
-            return []
-        checked = [
-            (name, e)
-            for i, (name, e) in enumerate(zip(tensors, self.session.entrances, strict=True))
-            if i in changed or not _is_state(e)
-        ]
-        if len(checked) < 2 or isinstance(checked[0][1].real, FakeTensor):
-            return []
-        kinds = len({storage_key(part) for _, e in checked for part in parts_of(e.real)})
-        names = [path for name, e in checked for path in (e.form.paths(name) if e.form else [name])]
-        return [f"len({{{', '.join(map(_storage, names))}}}) == {kinds}"]
-
-
-def _storage(name: str) -> str:
-    return f"{name}.untyped_storage()._cdata"
-
-
-def _is_state(entrance: Entrance) -> bool:
+def _is_state(entrance: Any) -> bool:
     held = isinstance(entrance.slot, Parameter | Buffer)
     return held or isinstance(entrance.real, nn.Parameter | nn.Buffer)

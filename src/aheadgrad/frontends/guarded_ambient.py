@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.torchlayer.attention import attention_kernels
@@ -15,45 +14,35 @@ from aheadgrad.torchlayer.dispatch import (
     default_devices,
     deterministic_mode,
     deterministic_warns,
+    dual_level,
     function_modes,
     transform_level,
 )
 
-if TYPE_CHECKING:
-    from aheadgrad.frontends.guards import GuardWriter
 
-
-def write_ambient(writer: GuardWriter, captured: Captured, *, implied: bool) -> None:
-    """What has to hold around the call.
+def conditions_around(captured: Captured, *, implied: bool) -> Iterator[tuple[str, Callable[[], Any], Any]]:
+    """What has to hold around the call: what it is called, a function that tells, what it has to tell.
 
     Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
     that is part of the check of any tensor (`implied`: there is one). Autocast does so for the tensors of
     its own device only.
     """
-    name = writer.names.name
-
-    def now(function: Callable[[], Any], value: Any, what: str, test: str = "{now} is {value}") -> None:
-        text = f"{name(function, function.__name__)}()"
-        writer.unless(test.format(now=text, value=writer.names.literal(value)), what, value, text)
-
-    now(torch.is_grad_enabled, captured.forward.grad_mode_before, "grad mode")
-    writer.unless(
-        f"{name(forward_ad, 'forward_ad')}._current_level < 0", "forward-mode duals", "none", "'some'"
-    )
+    yield "grad mode", torch.is_grad_enabled, captured.forward.grad_mode_before
+    yield "forward-mode duals", dual_level, -1
     if not implied:
-        now(transform_level, None, "a torch.func transform")
-        now(torch.is_inference_mode_enabled, torch.is_inference_mode_enabled(), "inference mode")
-    now(torch.get_default_dtype, torch.get_default_dtype(), "the default dtype")
-    if default_devices() == ():
-        now(function_modes, 0, "the default device", "not {now}")
+        yield "a torch.func transform", transform_level, None
+        yield "inference mode", torch.is_inference_mode_enabled, torch.is_inference_mode_enabled()
+    yield "the default dtype", torch.get_default_dtype, torch.get_default_dtype()
+    if not function_modes():
+        yield "the default device", function_modes, 0
     else:
-        now(default_devices, default_devices(), "the default device", "{now} == {value}")
+        yield "the default device", default_devices, default_devices()
     if captured.autocast is not None:
-        now(autocast_state, captured.autocast, "autocast", "{now} == {value}")
+        yield "autocast", autocast_state, captured.autocast
     elif torch.accelerator.is_available() or not implied:
-        now(any_autocast, False, "autocast", "not {now}")
-    now(deterministic_mode, deterministic_mode(), "deterministic algorithms")
+        yield "autocast", any_autocast, False
+    yield "deterministic algorithms", deterministic_mode, deterministic_mode()
     if deterministic_mode():
-        now(deterministic_warns, deterministic_warns(), "deterministic algorithms that warn")
+        yield "deterministic algorithms that warn", deterministic_warns, deterministic_warns()
     if captured.session.attends:
-        now(attention_kernels, attention_kernels(), "kernels for attention", "{now} == {value}")
+        yield "kernels for attention", attention_kernels, attention_kernels()

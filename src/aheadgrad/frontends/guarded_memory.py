@@ -5,7 +5,7 @@ Only entries that change inputs, or that address memory themselves, care.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,22 +13,25 @@ from torch import Tensor
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import parts_of
 
 if TYPE_CHECKING:
-    from aheadgrad.frontends.guards import GuardWriter
+    from aheadgrad.frontends.checks import Check
 
 
 class Memory:
     """What an entry depends on."""
 
     def __init__(self, captured: Captured, reals: Sequence[Tensor]) -> None:
-        facts = captured.facts
-        changes = any(f.data_changed or f.storage_changed for f in facts.inputs)
-        self.captured = captured
-        self.changes = changes and sum(len(parts_of(r)) for r in reals) > 1
-        self.offsets = depends_on_offsets(captured)
+        facts = captured.facts.inputs
+        self.changed = {
+            f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None
+        }
+        several = sum(len(parts_of(r)) for r in reals) > 1 and not isinstance(reals[0], FakeTensor)
+        self.changes = bool(self.changed) and several
+        self.offsets = _depends_on_offsets(captured)
 
     @property
     def matters(self) -> bool:
@@ -44,53 +47,58 @@ class Memory:
         return together, [int(t.storage_offset()) for t in told]
 
 
-def write_memory(writer: GuardWriter, memory: Memory, inputs: list[str]) -> None:
-    """In the check of a call: the arguments' places in memory; those of the state are looked at by `find`."""
-    session = memory.captured.session
+def write_memory(check: Check, inputs: list[str], state: Collection[int], apart: Collection[int]) -> str:
+    """In the check of a call: where inputs lie, and which of them share memory.
 
-    def unless(test: str) -> None:
-        writer.unless(test, "memory", "as it was", "'places or sharing that are others'")
+    By id of an input: the places of `state` are checked elsewhere, and `apart` shares memory with no other.
+    What is given back are the storages of those others, if that matters.
+    """
+    session = check.captured.session
+    named = [
+        (text, part, real)
+        for name, real in zip(inputs, check.reals, strict=True)
+        for text, part in zip(check.parts.get(id(real), [name]), parts_of(real), strict=True)
+    ]
 
-    if memory.offsets:
-        for name, e in zip(inputs, session.entrances, strict=False):
-            if not name.startswith("state"):
-                unless(f"{name}.storage_offset() == {int(e.real.storage_offset())}")
-            for part, text in zip(parts_of(e.real), writer.parts.get(id(e.real), ()), strict=False):
-                unless(f"{text}.storage_offset() == {int(part.storage_offset())}")
+    def equal(text: str, value: Any) -> None:
+        check.equal("places in memory", text, value)
+
+    if check.memory.offsets:
+        ours = {id(e.real) for e in session.entrances} - set(state)
+        for text, part, real in named:
+            if id(real) in ours:
+                equal(f"{text}.storage_offset()", int(part.storage_offset()))
     for entrance in session.no_views:
-        unless(f"not {writer.find(entrance.real)}._is_view()")
-    for name, member in zip(inputs[len(session.entrances) :], session.members, strict=False):
+        equal(f"{check.find(entrance.real)}._is_view()", False)
+    for name, member in zip(inputs[len(session.entrances) :], session.members, strict=True):
         base = base_of(member.real) if not member.is_root else None
-        unless(f"{name}._base is {writer.find(base) if base is not None else None}")
-        unless(f"{name}.storage_offset() == {int(member.offset)}")
-    if memory.changes:
-        _storages(writer, inputs, unless)
+        check.unless(f"{name}._base is {check.find(base) if base is not None else None}", "views of others")
+        equal(f"{name}.storage_offset()", int(member.offset))
+    return _write_storages(check, named, apart) if check.memory.changes else ""
 
 
-def _storages(writer: GuardWriter, inputs: list[str], unless: Callable[[str], None]) -> None:
+def _write_storages(check: Check, named: list[tuple[str, Tensor, Tensor]], apart: Collection[int]) -> str:
     """The same inputs share storage as when the entry was made, and no others."""
-    named = [(n, part) for r, name in zip(writer.reals, inputs, strict=True)
-             for n, part in zip(writer.parts.get(id(r), [name]), parts_of(r), strict=True)]  # fmt: skip
-    mine = {id(r) for r in writer.state}
-    others = [(n, r) for n, r in named if id(r) not in mine]
-    between = {storage_key(r) for r in writer.state} & {storage_key(r) for _, r in others}
+    what = "which inputs share memory"
+    others = [(text, part) for text, part, real in named if id(real) not in apart]
+    keys = [storage_key(part) for _, part in others]
+    between = not {storage_key(part) for _, part, real in named if id(real) in apart}.isdisjoint(keys)
     if between:
-        others = named
-    keys = [storage_key(r) for _, r in others]
-    text = ", ".join(f"{n}.untyped_storage()._cdata" for n, _ in others)
-    if len(set(keys)) == len(keys) and len(keys) > 1:
-        unless(f"len({{{text}}}) == {len(keys)}")
+        others = [(text, part) for text, part, _ in named]
+        keys = [storage_key(part) for _, part in others]
+    storages = ", ".join(f"{text}.untyped_storage()._cdata" for text, _ in others)
+    if len(set(keys)) == len(keys) > 1:
+        check.unless(f"len({{{storages}}}) == {len(keys)}", what)
     elif len(keys) > 1:
-        writer.script.line(f"keys = [{text}]")
-        unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}")
-        for (name, real), key in zip(others, keys, strict=True):
+        check.script.line(f"keys = [{storages}]")
+        check.unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}", what)
+        for (text, part), key in zip(others, keys, strict=True):
             if keys.count(key) > 1:
-                unless(f"{name}.storage_offset() == {real.storage_offset()}")
-    if mine and others and not between:
-        unless(f"storages.isdisjoint(({text}, ))")
+                check.equal(what, f"{text}.storage_offset()", int(part.storage_offset()))
+    return "" if between else storages
 
 
-def depends_on_offsets(captured: Captured) -> bool:
+def _depends_on_offsets(captured: Captured) -> bool:
     if captured.session.reads_offsets:
         return True
     if any(f.geometry for f in captured.facts.inputs) or captured.session.members:

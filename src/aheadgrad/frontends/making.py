@@ -22,7 +22,7 @@ from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.guards import GuardWriter
 from aheadgrad.frontends.module import swapped
-from aheadgrad.frontends.plain import freeze, frozen, insides, refill
+from aheadgrad.frontends.plain import Changing, freeze, frozen, insides
 from aheadgrad.frontends.results import check_result, return_text
 from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
@@ -54,7 +54,7 @@ class Making:
         self._refuse(others)
         self.look = self.state.look()
         self.has_run = False
-        self._given = [(p, v, v.copy(), freeze(v)) for p, value in others for v in insides(value)]
+        self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
 
@@ -85,9 +85,8 @@ class Making:
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
         forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
-        arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
-        arguments.symbolic = numbers
-        guard = GuardWriter(arguments, entry, self.state, self.look).write()
+        arguments = ArgumentWriter(self.flat, numbers, ordered=takes_any_keyword(forward))
+        guard = GuardWriter(arguments, entry, self.state, self.look).write(args, kwargs)
         entry.captured.release()
         source = guard.source + "\n\n" + entry.source
         return Guarded(self.name, guard.check, guard.call, guard.why, entry.run, entry, source)
@@ -95,9 +94,8 @@ class Making:
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""
         self.state.put_back()
-        for _, value, before, as_it_was in self._given:
-            if freeze(value) != as_it_was:
-                refill(value, before)
+        for _, value in self._given:
+            value.put_back()
         random.setstate(self._numbers[0])
         if self._numbers[1] is not None:
             sys.modules["numpy"].random.set_state(self._numbers[1])
@@ -117,7 +115,7 @@ class Making:
         tables = [(h, h.get()) for h in self.state.holders]
         result = self.fn(*args, **kwargs)
         for holder, seen in tables:
-            if holder.table.get(holder.name) is not seen:
+            if holder.get() is not seen:
                 raise changed(holder.slot.describe())
         now = self.state.look(self.originals)
         if now.tokens != self.look.tokens:
@@ -129,12 +127,12 @@ class Making:
         after = pytree.tree_flatten((args, kwargs))
         if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
             raise changed("a list or dictionary that it was given")
-        for path, value, _, as_it_was in self._given:
-            if freeze(value) != as_it_was:
+        for path, value in self._given:
+            if value.has_changed():
                 raise changed(path)
         if freeze(_random_states()) != freeze(self._numbers):
             raise FallbackError("the function draws random numbers of Python or numpy")
-        known = [*self._objects(), *self.state.containers(), *self.flat.leaves]
+        known = [*self._objects(), *self.state.containers, *self.flat.leaves]
         check_result(result, (args, kwargs), known)
         self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result

@@ -12,6 +12,7 @@ import decimal
 import enum
 import fractions
 import functools
+import math
 import pathlib
 import reprlib
 import types
@@ -19,12 +20,14 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from operator import is_
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from aheadgrad.errors import FallbackError
+from aheadgrad.runtime.emit import Namespace
 
 SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
 FIXED: tuple[type, ...] = (
@@ -133,6 +136,20 @@ def shares_memory(array: Any, t: torch.Tensor) -> bool:
     return bool(start <= t.data_ptr() < start + array.nbytes)
 
 
+def same_value(names: Namespace, text: str, value: Any, path: str) -> str:
+    """The test that a value which is no tensor is the same as before."""
+    if value is None or isinstance(value, bool):
+        return f"{text} is {value}"
+    odd = isinstance(value, float) and (math.isnan(value) or value == 0.0)  # `==` does not tell these apart
+    if type(value) in SIMPLE and type(value) is not complex and not odd:
+        kind = names.name(type(value), type(value).__name__)
+        return f"type({text}) is {kind} and {text} == {names.literal(value)}"
+    known = frozen(value, path)
+    if type(known) is Same:
+        return f"{text} is {names.name(value, 'given')}"
+    return f"{names.name(freeze, 'freeze')}({text}) == {names.name(known, 'frozen')}"
+
+
 def frozen(value: Any, path: str) -> Any:
     """As `freeze`, for what an entry is about to assume."""
     if is_too_large(value):
@@ -142,16 +159,38 @@ def frozen(value: Any, path: str) -> Any:
     return freeze(value)
 
 
-def refill(container: Any, before: Any) -> None:
-    """A container with the contents that it had."""
-    if is_array(container):
-        container[...] = before
-        return
-    container.clear()
-    if isinstance(container, dict | set):
-        container.update(before)
-    else:
-        container.extend(before)
+class Changing:
+    """A container or array, and the contents that it has now."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.before: Any = dict(value) if isinstance(value, dict) else value.copy()
+
+    def has_changed(self) -> bool:
+        return not self._is_same() and freeze(self.value)[1:] != freeze(self.before)[1:]
+
+    def put_back(self) -> None:
+        value, before = self.value, self.before
+        if self._is_same():
+            return
+        if is_array(value):
+            value[...] = before
+        elif isinstance(value, dict):
+            for key in [k for k in value if k not in before]:
+                del value[key]
+            value.update(before)
+        else:
+            value.clear()
+            value.update(before) if isinstance(value, set) else value.extend(before)
+
+    def _is_same(self) -> bool:
+        """Are the contents the very same?"""
+        value, before = self.value, self.before
+        if isinstance(value, dict):
+            return list(value) == list(before) and all(map(is_, value.values(), before.values()))
+        if isinstance(value, list | deque):
+            return len(value) == len(before) and all(map(is_, value, before))
+        return value.tobytes() == before.tobytes() if is_array(value) else bool(value == before)
 
 
 class _Short(reprlib.Repr):
