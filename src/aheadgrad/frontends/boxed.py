@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
-from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.capture.origins import stacklevel_of_user
-from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
+from aheadgrad.errors import FallbackWarning, reason_of
 from aheadgrad.frontends.checks import Check
+from aheadgrad.frontends.function import flatten, make_call
 from aheadgrad.frontends.guarded_memory import write_memory
 from aheadgrad.frontends.module import Place, holders, swapped
 from aheadgrad.options import Options
-from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
+from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
-from aheadgrad.torchlayer.subclasses import can_be_traced, form_of, is_foreign, is_plain
+from aheadgrad.torchlayer.subclasses import form_of, is_foreign
 from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
@@ -64,7 +64,10 @@ def compile_flat(
     """
     places = holders(list(module.named_modules()))
     fn = invoke or module
-    call = _call(fn, module, places, args)
+    flat = flatten(tuple(args), {}, [])
+    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], partial(swapped, places), exact=False)
+    graph = module.graph if isinstance(module, fx.GraphModule) else None
+    call.symbols = symbols_of(args, graph)
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
     entry = pipeline.run(call, options)
@@ -91,27 +94,6 @@ def compile_flat(
         return list(fn(*new))
 
     return _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
-
-
-def _call(fn: Callable[..., Any], module: nn.Module, places: list[Place], args: Sequence[Any]) -> Call:
-    inputs: list[tuple[Slot, Tensor]] = [(p.slot, p.get()) for p in places]
-    scalars = []
-    for i, value in enumerate(args):
-        slot = UserInput(f"args[{i}]")
-        if not isinstance(value, Tensor):
-            scalars.append(Scalar(slot, value, len(inputs)))
-        elif is_plain(value) or can_be_traced(value):
-            inputs.append((slot, value))
-        else:
-            kind = type(value).__name__
-            raise UnsupportedInput(f"args[{i}] is a {kind}, a tensor subclass that cannot be taken apart.")
-
-    def invoke(see: Callable[[Any], Any]) -> Any:
-        with swapped(places, see) if places else nullcontext():
-            return fn(*(see(v) for v in args))
-
-    graph = module.graph if isinstance(module, fx.GraphModule) else None
-    return Call(inputs, invoke, scalars=tuple(scalars), symbols=symbols_of(args, graph))
 
 
 class _FlatCheck(Check):
@@ -168,7 +150,8 @@ class _FlatCheck(Check):
                 self.parts[id(real)] = form_of(real).paths(name)
         entrances = enumerate(self.captured.session.entrances)
         unchanged = [e for i, e in entrances if i not in self.memory.changed]
-        write_memory(self, inputs, (), {id(e.real) for e in unchanged if _is_state(e)})
+        apart = {id(e.real) for e in unchanged if _is_state(e)}
+        write_memory(self, inputs, () if self.memory.offsets else apart)
 
     def _marks(self) -> list[str]:
         """Tell Dynamo which sizes of results may change, so that it makes symbols of them right away."""

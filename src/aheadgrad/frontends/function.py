@@ -73,29 +73,37 @@ def takes_any_keyword(fn: Callable[..., Any]) -> bool:
     return code is None or bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
-def _check_kind(path: str, t: Tensor) -> None:
+def _check_kind(path: str, t: Tensor, *, exact: bool) -> None:
     if can_be_traced(t):
         return
-    if not is_plain(t) or type(t) not in _EXACT:
+    if not is_plain(t) or (exact and type(t) not in _EXACT):
         raise FallbackError(f"argument {path} is a {type(t).__name__}, a tensor subclass")
-    if t.layout is not torch.strided or t.is_quantized:
+    if exact and (t.layout is not torch.strided or t.is_quantized):
         kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
         raise FallbackError(f"argument {path} is {kind}, not a dense tensor")
 
 
 def make_call(
-    fn: Callable[..., Any], flat: Flat, state: list[tuple[Slot, Tensor]], around: Callable[[Any], Any]
+    fn: Callable[..., Any],
+    flat: Flat,
+    state: list[tuple[Slot, Tensor]],
+    around: Callable[[Any], Any],
+    *,
+    exact: bool = True,
 ) -> Call:
-    """`state` are tensors to lift besides the arguments; `around(see)` swaps them in."""
+    """`state` are tensors to lift besides the arguments; `around(see)` swaps them in.
+
+    `exact`: nobody else has looked at what kinds of tensors these are.
+    """
     inputs = list(state)
     for slot, t in state:
-        _check_kind(slot.describe(), t)
+        _check_kind(slot.describe(), t, exact=exact)
     scalars = []
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
         if not isinstance(leaf, Tensor):
             scalars.append(Scalar(UserInput(path), leaf, len(inputs)))
         else:
-            _check_kind(path, leaf)
+            _check_kind(path, leaf, exact=exact)
             inputs.append((UserInput(path), leaf))
 
     def invoke(see: Callable[[Any], Any]) -> Any:

@@ -1,25 +1,21 @@
 """The part of a check about arguments: their structure, the Python values among them, the same tensors.
 
-Lists, tuples and dictionaries are taken apart in place, other structures by what pytree knows of them. Plain
-values are compared by type and value, other objects by identity.
+Structures are taken apart by what pytree knows of them. Plain values are compared by type and value, other
+objects by identity.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from aheadgrad.frontends.function import Flat
-from aheadgrad.frontends.plain import freeze
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.subclasses import same_meta
 
 if TYPE_CHECKING:
     from aheadgrad.frontends.checks import Check
-
-_DICTIONARIES = (dict, OrderedDict, defaultdict)
 
 
 class ArgumentWriter:
@@ -71,28 +67,18 @@ class ArgumentWriter:
         self.check.equal(path, f"type({name})", type(value))
 
     def _container(self, name: str, value: Any, path: str) -> None:
+        """Taken apart as pytree does it, part by part."""
         self._kind(name, value, path)
         check, names = self.check, self.check.names
-        if type(value) in _DICTIONARIES:
-            keys = list(value)
-            test = f"list({name}) == {names.literal(keys)}"
-            if any(type(key) is not str for key in keys):  # 1, True and 1.0 are equal, and so are others
-                test = f"{names.name(freeze, 'freeze')}(list({name})) == {names.name(freeze(keys), 'frozen')}"
-            check.unless(test, f"the keys of {path}", keys, f"list({name})")
-            if isinstance(value, defaultdict):
-                check.same(f"the default of {path}", f"{name}.default_factory", value.default_factory)
-            sources = [f"{name}[{names.literal(key)}]" for key in keys]
-            parts = list(value.values())
-        elif isinstance(value, list | tuple):
-            check.equal(f"the length of {path}", f"len({name})", len(value))
-            sources, parts = [f"{name}[{i}]" for i in range(len(value))], list(value)
-        else:
-            opened = pytree.opener(type(value))
-            parts, context = opened(value)
-            self.script.line(f"{name}_, context = {names.name(opened, 'opened')}({name})")
+        opened = pytree.opener(value)
+        parts, context = opened(value)
+        self.script.line(f"{name}_, context = {names.name(opened, 'opened')}({name})")
+        check.equal(f"the length of {path}", f"len({name}_)", len(parts))
+        if isinstance(value, dict):  # keys, of which 1 and True are equal but not the same
+            check.same(f"the keys of {path}", "context", context)
+        elif context is not None:
             same = f"{names.name(same_meta, 'same_meta')}(context, {names.name(context, 'context')})"
-            check.unless(f"len({name}_) == {len(parts)} and {same}", path, "the same structure", "'another'")
-            sources = [f"{name}_[{i}]" for i in range(len(parts))]
-        for i, (source, part) in enumerate(zip(sources, parts, strict=True)):
-            self.script.line(f"{name}_{i} = {source}")
+            check.unless(same, path, "the same structure", "'another'")
+        for i, part in enumerate(parts):
+            self.script.line(f"{name}_{i} = {name}_[{i}]")
             self._value(f"{name}_{i}", part, f"{path}[{i}]")

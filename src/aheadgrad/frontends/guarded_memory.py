@@ -41,61 +41,41 @@ class Memory:
         """Which of these share storage, and where in it they lie."""
         if not self.matters:
             return None
-        keys = [storage_key(t) for t in tensors]
-        together = [keys.index(k) for k in keys] if self.changes else []
-        told = [t for t, k in zip(tensors, keys, strict=True) if self.offsets or keys.count(k) > 1]
-        return together, [int(t.storage_offset()) for t in told]
+        keys = list(map(storage_key, tensors)) if self.changes else []
+        if len(set(keys)) < len(keys):
+            return [(keys.index(k), int(t.storage_offset())) for t, k in zip(tensors, keys, strict=True)]
+        return [int(t.storage_offset()) for t in tensors] if self.offsets else None
 
 
-def write_memory(check: Check, inputs: list[str], state: Collection[int], apart: Collection[int]) -> str:
+def write_memory(check: Check, inputs: list[str], apart: Collection[int]) -> str:
     """In the check of a call: where inputs lie, and which of them share memory.
 
-    By id of an input: the places of `state` are checked elsewhere, and `apart` shares memory with no other.
-    What is given back are the storages of those others, if that matters.
+    Those in `apart` (by id) are checked elsewhere, unless they share memory with others. The names of those
+    others are given back, if that matters.
     """
-    session = check.captured.session
+    session, memory = check.captured.session, check.memory
     named = [
-        (text, part, real)
+        (text, part, id(real) in apart)
         for name, real in zip(inputs, check.reals, strict=True)
         for text, part in zip(check.parts.get(id(real), [name]), parts_of(real), strict=True)
     ]
-
-    def equal(text: str, value: Any) -> None:
-        check.equal("places in memory", text, value)
-
-    if check.memory.offsets:
-        ours = {id(e.real) for e in session.entrances} - set(state)
-        for text, part, real in named:
-            if id(real) in ours:
-                equal(f"{text}.storage_offset()", int(part.storage_offset()))
+    what = "places in memory"
     for entrance in session.no_views:
-        equal(f"{check.find(entrance.real)}._is_view()", False)
+        check.equal(what, f"{check.find(entrance.real)}._is_view()", False)
     for name, member in zip(inputs[len(session.entrances) :], session.members, strict=True):
         base = base_of(member.real) if not member.is_root else None
-        check.unless(f"{name}._base is {check.find(base) if base is not None else None}", "views of others")
-        equal(f"{name}.storage_offset()", int(member.offset))
-    return _write_storages(check, named, apart) if check.memory.changes else ""
-
-
-def _write_storages(check: Check, named: list[tuple[str, Tensor, Tensor]], apart: Collection[int]) -> str:
-    """The same inputs share storage as when the entry was made, and no others."""
-    what = "which inputs share memory"
-    others = [(text, part) for text, part, real in named if id(real) not in apart]
-    keys = [storage_key(part) for _, part in others]
-    between = not {storage_key(part) for _, part, real in named if id(real) in apart}.isdisjoint(keys)
-    if between:
-        others = [(text, part) for text, part, _ in named]
-        keys = [storage_key(part) for _, part in others]
-    storages = ", ".join(f"{text}.untyped_storage()._cdata" for text, _ in others)
-    if len(set(keys)) == len(keys) > 1:
-        check.unless(f"len({{{storages}}}) == {len(keys)}", what)
-    elif len(keys) > 1:
-        check.script.line(f"keys = [{storages}]")
-        check.unless(f"[keys.index(k) for k in keys] == {[keys.index(k) for k in keys]}", what)
-        for (text, part), key in zip(others, keys, strict=True):
-            if keys.count(key) > 1:
-                check.equal(what, f"{text}.storage_offset()", int(part.storage_offset()))
-    return "" if between else storages
+        check.unless(f"{name}._base is {check.find(base) if base is not None else None}", what)
+    if not memory.matters:
+        return ""
+    keys = [{storage_key(part) for _, part, away in named if away is side} for side in (True, False)]
+    together = memory.changes and not keys[0].isdisjoint(keys[1])
+    others = [(text, part) for text, part, away in named if together or not away]
+    texts = "".join(f"{text}, " for text, _ in others)
+    pattern = check.names.name(memory.pattern, "pattern")
+    known = check.names.name(memory.pattern([part for _, part in others]), "known")
+    if others:
+        check.unless(f"{pattern}(({texts})) == {known}", what)
+    return "" if together or not memory.changes else texts
 
 
 def _depends_on_offsets(captured: Captured) -> bool:

@@ -31,6 +31,7 @@ from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
+from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_guards
 from aheadgrad.torchlayer.subclasses import form_of, is_foreign, parts_of
 
@@ -74,9 +75,10 @@ class GuardWriter(Check):
         self._tensors(inputs)
         self._autograd(inputs)
         mine = {id(r) for r in self.state}
-        storages = write_memory(self, inputs, mine, mine)
-        if storages and mine:
-            self.unless(f"storages.isdisjoint(({storages}, ))", "which inputs share memory")
+        others = write_memory(self, inputs, mine)
+        if others and mine:
+            key = self.names.name(storage_key, "storage_key")
+            self.unless(f"storages.isdisjoint(map({key}, ({others})))", "places in memory")
         count = len(self.captured.session.entrances)
         inputs = [*inputs[:count], *self.arguments.numbers, *inputs[count:]]
         check, why = Script("check", self.names), self.why()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import (
     SUPPORTED_NODES,
+    _get_node_type,
     tree_flatten,
     tree_flatten_with_path,
     tree_is_leaf,
@@ -36,9 +37,9 @@ def is_size(value: Any) -> bool:
     return isinstance(value, torch.Size)
 
 
-def opener(kind: type) -> Any:
-    """The function that opens a value of this kind: its parts, and what else there is to know of it."""
-    return SUPPORTED_NODES[kind].flatten_fn
+def opener(value: Any) -> Any:
+    """The function that opens values of this kind: their parts, and what else there is to know of them."""
+    return SUPPORTED_NODES[_get_node_type(value)].flatten_fn
 
 
 def parts(value: Any) -> list[Any]:
