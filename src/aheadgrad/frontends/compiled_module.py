@@ -19,7 +19,6 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.frontends.compiled import MISS, CompiledFunction
-from aheadgrad.frontends.state import TABLES
 from aheadgrad.options import Options
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
@@ -54,6 +53,15 @@ class CompiledModule:
                 return out
         return compiled.miss(args, kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        """What is found in no other way: the module's own tables, then reports."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name not in _REPORTS:
+                raise
+        return getattr(self._aheadgrad_compiled, name)
+
     def __dir__(self) -> list[str]:
         return dir(original_of(self))
 
@@ -72,19 +80,6 @@ class CompiledModule:
 
 
 hide_from_dynamo(CompiledModule.__call__)
-
-
-class _Report:
-    """One of the reports, unless the module has something of that name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: Any, owner: Any = None) -> Any:
-        if module is None:
-            return self
-        held = next((vars(module)[t] for t in TABLES if self.name in vars(module)[t]), None)
-        return getattr(module._aheadgrad_compiled, self.name) if held is None else held[self.name]
 
 
 def original_of(module: CompiledModule) -> nn.Module:
@@ -120,7 +115,6 @@ def _class_for(kind: type, original: type) -> type:
         members: dict[str, Any] = {"__slots__": (), "_made": True, "forward": forward}
         members["__class__"] = property(lambda self: type(original_of(self)), become)
         members.update(__module__=original.__module__, __qualname__=original.__qualname__)
-        members.update({name: _Report(name) for name in _REPORTS if not hasattr(original, name)})
         made = types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))
         known[kind] = made
     return known[kind]

@@ -7,22 +7,21 @@ Anything else is compared by identity.
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import enum
-import fractions
-import functools
 import math
-import pathlib
 import reprlib
-import types
-import uuid
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import partial
 from operator import is_
-from types import MappingProxyType
+from pathlib import Path, PurePath
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
+from uuid import UUID
+from weakref import ref
 
 import torch
 
@@ -30,36 +29,10 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.runtime.emit import Namespace
 
 SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
-FIXED: tuple[type, ...] = (
-    *SIMPLE,
-    enum.Enum,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    pathlib.PurePath,
-)
-FIXED += (
-    fractions.Fraction,
-    decimal.Decimal,
-    uuid.UUID,
-    datetime.date,
-    datetime.timedelta,
-    types.EllipsisType,
-)
-FIXED += (torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
-_AS_THEY_ARE = {
-    int,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-}
-BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
-BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
+BY_TEXT = {float, complex, Fraction, Decimal, date, timedelta, UUID, type(Path()), torch.finfo, torch.iinfo}
+_BY_VALUE: set[Any] = {*SIMPLE, torch.layout, torch.memory_format} - {*BY_TEXT, torch.Size}
+_FOR_EVER = (Enum, type, ModuleType, BuiltinFunctionType, PurePath, EllipsisType)
+FIXED: tuple[type, ...] = (*_BY_VALUE, *BY_TEXT, torch.Size, *_FOR_EVER)  # what never changes
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _CAN_CHANGE = (list, dict, set, deque, bytearray)
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
@@ -86,31 +59,34 @@ def is_array(value: Any) -> bool:
 
 
 def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """What is compared with `==` to tell whether a value is the same; `originals` stand for others, by id."""
+    """What is compared with `==` to tell whether a value is the same; `originals` stand for others, by id.
+
+    It is `Same(value)`, or the type with the value, with its text, or with a tuple of frozen parts.
+    """
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _BY_VALUE:
         return kind, value
     if kind in BY_TEXT:
         return kind, repr(value)
-    if kind in _SEQUENCES:
-        return kind, tuple(freeze(v, originals) for v in value)
-    if isinstance(value, dict):
-        return kind, tuple((freeze(k), freeze(v, originals)) for k, v in value.items())
-    if kind in (slice, range):
-        return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
-    if kind is types.MethodType:
-        return kind, Same(value.__func__), Same(value.__self__)  # made anew at each `object.method`
-    if kind is functools.partial:
-        return kind, *map(freeze, (value.func, value.args, value.keywords))
-    if kind is bytearray:
+    if kind in _SEQUENCES or isinstance(value, list | tuple):
+        parts: Any = value
+    elif isinstance(value, dict):
+        parts = value.items()
+    elif kind in (slice, range):
+        parts = value.start, value.stop, value.step
+    elif kind is partial:
+        parts = value.func, value.args, value.keywords
+    elif kind is ref:
+        parts = (value(),)
+    elif kind is MethodType:
+        return kind, (Same(value.__func__), Same(value.__self__))  # made anew at each `object.method`
+    elif kind is bytearray:
         return kind, bytes(value)
-    if is_array(value) and not is_too_large(value):
-        return kind, str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, list | tuple):
-        return kind, tuple(freeze(v, originals) for v in value)
-    if kind is weakref.ref:
-        return kind, freeze(value(), originals)
-    return Same(originals.get(id(value), value))
+    elif is_array(value) and not is_too_large(value):
+        return kind, value.tobytes(), str(value.dtype), value.shape
+    else:
+        return Same(originals.get(id(value), value))
+    return kind, tuple(freeze(part, originals) for part in parts)
 
 
 def is_too_large(value: Any) -> bool:
@@ -153,9 +129,7 @@ def same_value(names: Namespace, text: str, value: Any, path: str) -> str:
 def frozen(value: Any, path: str) -> Any:
     """As `freeze`, for what an entry is about to assume."""
     if is_too_large(value):
-        raise FallbackError(
-            f"{path} is a numpy array that is too large to be compared at each call; pass a tensor"
-        )
+        raise FallbackError(f"{path} is a numpy array that is too large to be compared; pass a tensor")
     return freeze(value)
 
 
@@ -198,9 +172,9 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         kind = type(x)
-        if isinstance(x, types.FunctionType | type):
+        if isinstance(x, FunctionType | type):
             return str(x.__qualname__)
-        if kind in SIMPLE or kind in _AS_THEY_ARE or kind in BY_TEXT or kind in (slice, range):
+        if kind in FIXED or kind in (slice, range):
             return repr(x)
         return "a tensor" if isinstance(x, torch.Tensor) else f"a {kind.__name__} at {id(x):#x}"
 

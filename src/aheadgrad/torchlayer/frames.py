@@ -41,12 +41,13 @@ _PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked ab
 
 
 class Teller(Protocol):
-    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first."""
+    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first;
+    `failed`, whether a line of the user's may be at fault."""
 
     def broke(self, where: str, reason: str) -> None: ...
     def full(self) -> None: ...
     def missed(self, function: str, reasons: list[str]) -> None: ...
-    def failed(self, code: CodeType, error: Exception) -> None: ...
+    def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None: ...
     def is_left_alone(self, code: CodeType) -> bool: ...
 
 
@@ -133,7 +134,7 @@ class _Frames:
         inner = getattr(error, "inner_exception", error)
         if type(inner).__module__.partition(".")[0] == "aheadgrad":
             raise inner from None
-        teller.failed(code, error)
+        teller.failed(code, error, perhaps_users=is_users_error(error))
         return _AS_IT_IS
 
 
