@@ -24,7 +24,6 @@ from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import FallbackWarning, reason_of
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.function import flatten, make_call
-from aheadgrad.frontends.guarded_memory import write_memory
 from aheadgrad.frontends.module import Place, holders, swapped
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
@@ -151,7 +150,7 @@ class _FlatCheck(Check):
         entrances = enumerate(self.captured.session.entrances)
         unchanged = [e for i, e in entrances if i not in self.memory.changed]
         apart = {id(e.real) for e in unchanged if _is_state(e)}
-        write_memory(self, inputs, () if self.memory.offsets else apart)
+        self.write_memory(inputs, () if self.memory.offsets else apart)
 
     def _marks(self) -> list[str]:
         """Tell Dynamo which sizes of results may change, so that it makes symbols of them right away."""

@@ -6,6 +6,7 @@ made that gives the reason instead.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 from types import CellType
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.capture.shared import whole_storage
+from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import UnsupportedInput
-from aheadgrad.frontends.guarded_memory import Memory
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.module import Place
 from aheadgrad.frontends.plain import describe, same_value
@@ -22,6 +23,34 @@ from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.subclasses import parts_of
+
+
+class Memory:
+    """What an entry depends on."""
+
+    def __init__(self, captured: Captured, reals: Sequence[Tensor]) -> None:
+        facts = captured.facts.inputs
+        self.changed = {
+            f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None
+        }
+        several = sum(len(parts_of(r)) for r in reals) > 1 and not isinstance(reals[0], FakeTensor)
+        self.changes = bool(self.changed) and several
+        self.offsets = captured.depends_on_offsets
+
+    @property
+    def matters(self) -> bool:
+        return self.changes or self.offsets
+
+    def pattern(self, tensors: Sequence[Tensor]) -> Any:
+        """Which of these share storage, and where in it they lie."""
+        if not self.matters:
+            return None
+        keys = list(map(storage_key, tensors)) if self.changes else []
+        if len(set(keys)) < len(keys):
+            return [(keys.index(k), int(t.storage_offset())) for t, k in zip(tensors, keys, strict=True)]
+        return [int(t.storage_offset()) for t in tensors] if self.offsets else None
 
 
 class Check:
@@ -99,3 +128,31 @@ class Check:
         if isinstance(place.holder, CellType):
             return f"{holder}.cell_contents"
         return f"{holder}.get({place.key!r})"
+
+    def write_memory(self, inputs: list[str], apart: Collection[int]) -> str:
+        """In the check of a call: where inputs lie, and which of them share memory.
+
+        Those in `apart` (by id) are checked elsewhere, unless they share memory with others. The names of the
+        others are given back, if that matters.
+        """
+        session, memory = self.captured.session, self.memory
+        named = [
+            (text, part, id(real) in apart)
+            for name, real in zip(inputs, self.reals, strict=True)
+            for text, part in zip(self.parts.get(id(real), [name]), parts_of(real), strict=True)
+        ]
+        what = "places in memory"
+        for name, member in zip(inputs[len(session.entrances) :], session.members, strict=True):
+            base = base_of(member.real) if not member.is_root else None
+            self.unless(f"{name}._base is {self.find(base) if base is not None else None}", what)
+        if not memory.matters:
+            return ""
+        keys = [{storage_key(part) for _, part, away in named if away is side} for side in (True, False)]
+        together = memory.changes and not keys[0].isdisjoint(keys[1])
+        others = [(text, part) for text, part, away in named if together or not away]
+        texts = "".join(f"{text}, " for text, _ in others)
+        pattern = self.names.name(memory.pattern, "pattern")
+        known = self.names.name(memory.pattern([part for _, part in others]), "known")
+        if others:
+            self.unless(f"{pattern}(({texts})) == {known}", what)
+        return "" if together or not memory.changes else texts

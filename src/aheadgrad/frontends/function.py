@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -59,12 +58,6 @@ def names_in(code: CodeType) -> Iterator[str]:
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from names_in(const)
-
-
-def takes_any_keyword(fn: Callable[..., Any]) -> bool:
-    """Can the function see the order of its keyword arguments (`**kwargs`)?"""
-    code = getattr(fn, "__code__", None)
-    return code is None or bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
 def _check_kind(path: str, t: Tensor, *, exact: bool) -> None:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class ArgumentWriter:
-    """Writes the conditions on one call's arguments; `ordered` if the function sees keywords' order.
+    """Writes the conditions on one call's arguments.
 
     `symbolic` has the symbols for Python numbers, by position among the leaves; `numbers` tells what those
     are called in the check, in this order.
     """
 
-    def __init__(self, flat: Flat, symbolic: dict[int, Any], *, ordered: bool) -> None:
-        self.flat, self.ordered, self.symbolic = flat, ordered, symbolic
+    def __init__(self, flat: Flat, symbolic: dict[int, Any]) -> None:
+        self.flat, self.symbolic = flat, symbolic
         self.tensors = {id(v): v for v in flat.leaves if isinstance(v, Tensor)}
         self.paths = {id(v): path for v, path in reversed(list(zip(flat.leaves, flat.paths, strict=True)))}
         self.numbers: list[str] = []
@@ -36,14 +36,13 @@ class ArgumentWriter:
         self.check, self.script = check, check.script
         count, keys = len(args), list(kwargs)
         check.equal("positional arguments", "len(args)", count)
-        order = f"list(kwargs) == {keys!r}" if self.ordered else f"len(kwargs) == {len(keys)}"
-        check.unless(order if keys else "not kwargs", "keyword arguments", keys, "list(kwargs)")
+        test = f"list(kwargs) == {keys!r}" if keys else "not kwargs"
+        check.unless(test, "keyword arguments", keys, "list(kwargs)")
         if args:
             self.script.line(f"{''.join(f'a{i}, ' for i in range(count))}= args")
         for i, value in enumerate(args):
             self._value(f"a{i}", value, self.flat.top_paths[i])
         for i, (key, value) in enumerate(kwargs.items()):
-            check.unless(f"{key!r} in kwargs", "keyword arguments", keys, "list(kwargs)")
             self.script.line(f"k{i} = kwargs[{key!r}]")
             self._value(f"k{i}", value, key)
 

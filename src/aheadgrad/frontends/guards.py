@@ -9,19 +9,17 @@ assumption does not hold. In order, the common case first:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from aheadgrad.capture.assumptions import assumed_around, assumed_of_inputs
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Check
-from aheadgrad.frontends.compiled import MISS
-from aheadgrad.frontends.guarded_ambient import conditions_around
+from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
-from aheadgrad.frontends.guarded_memory import write_memory
 from aheadgrad.frontends.module import ABSENT
 from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import Look, State
@@ -29,7 +27,6 @@ from aheadgrad.frontends.surroundings import Surroundings
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.autograd import kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import shape_check, tensor_guards
@@ -38,21 +35,22 @@ from aheadgrad.torchlayer.subclasses import form_of, is_foreign, parts_of
 _FEW = 4
 
 
-@dataclass(frozen=True, eq=False)
-class Guard:
-    """`check` gives the inputs or MISS, `call` runs the entry or gives MISS, `why` says the reason."""
+class Guarded(Described):
+    """An entry with its check.
+
+    `check` gives the entry's inputs or MISS, `call` runs it or gives MISS, `why` says what is against a call.
+    """
 
     check: Callable[..., Any]
     call: Callable[..., Any]
     why: Callable[..., Any]
-    source: str
 
 
 class GuardWriter(Check):
     """Writes the check of one entry; `look` is what the state was when it was recorded."""
 
     def __init__(self, arguments: ArgumentWriter, entry: Entry, around: State, look: Look) -> None:
-        self.assembled = entry.assembled
+        self.entry, self.assembled = entry, entry.assembled
         names = self.assembled.names if self.assembled.inline else Namespace()
         super().__init__(entry, Script("call", names), names.name(MISS, "MISS"))
         self.arguments, self.around, self.look = arguments, around, look
@@ -60,8 +58,8 @@ class GuardWriter(Check):
         self.given: dict[int, str] = {}  # by id: tensors among the arguments
         self.state: list[Tensor] = []  # inputs that modules hold
 
-    def write(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guard:
-        for what, tell, value in conditions_around(self.captured, implied=bool(self.reals)):
+    def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
+        for what, tell, value in assumed_around(self.captured, implied=bool(self.reals)):
             self.equal(what, f"{self.names.name(tell, tell.__name__)}()", value)
         self.arguments.write(self, args, kwargs)
         self.given = dict(self.where)
@@ -73,9 +71,11 @@ class GuardWriter(Check):
         self._containers()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
-        self._autograd(inputs)
+        for i, what, ask, value in assumed_of_inputs(self.captured, self.reals, self.given):
+            path = self._path(self.reals[i], inputs[i])
+            self.equal(f"{path}, {what}", f"{self.names.name(ask, what)}({inputs[i]})", value)
         mine = {id(r) for r in self.state}
-        others = write_memory(self, inputs, mine)
+        others = self.write_memory(inputs, mine)
         if others and mine:
             key = self.names.name(storage_key, "storage_key")
             self.unless(f"storages.isdisjoint(map({key}, ({others})))", "places in memory")
@@ -85,7 +85,13 @@ class GuardWriter(Check):
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
         self.script.lines += self._run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
-        return Guard(check.function("args, kwargs")[0], call, why.function("args, kwargs")[0], source)
+        made = Guarded(name, self.entry, f"{source}\n\n{self.entry.source}")
+        made.check, made.call, made.why = (
+            check.function("args, kwargs")[0],
+            call,
+            why.function("args, kwargs")[0],
+        )
+        return made
 
     def _run(self, inputs: str) -> list[str]:
         if self.assembled.inline is not None:
@@ -222,23 +228,6 @@ class GuardWriter(Check):
         else:
             test = " and ".join(f"id({text}) not in ids" for text in rest)
         self.unless(test, "arguments", "no tensor of the module's", "'one'")
-
-    def _autograd(self, inputs: list[str]) -> None:
-        """`requires_grad` where grad mode is off, and leaves: only where it can make a difference."""
-        session, facts = self.captured.session, self.captured.facts.inputs
-        asks = session.asks_autograd
-        ignored = not self.captured.forward.grad_mode_before  # then the check of tensors passes over it
-        rewritten = {f.index for f in facts if not f.untouched}
-        views = {f.index for f in facts if f.history_changed}
-        for i, (text, real) in enumerate(zip(inputs, self.reals, strict=True)):
-            path = self._path(real, text)
-            if ignored and (asks or session.ambient.grad_was_on):
-                self.equal(f"{path}, requires_grad", f"{text}.requires_grad", real.requires_grad)
-            if real.requires_grad and id(real) in self.given and (asks or i in rewritten):
-                self.equal(f"{path}, is_leaf", f"{text}.is_leaf", real.is_leaf)
-            if i in views:
-                tell = self.names.name(kind_of_view, "kind_of_view")
-                self.equal(f"{path}, as a view", f"{tell}({text})", kind_of_view(real))
 
     def _path(self, real: Tensor, text: str) -> str:
         """What the user calls a tensor."""

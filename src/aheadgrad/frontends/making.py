@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,31 +17,17 @@ from torch import Tensor
 
 from aheadgrad import pipeline
 from aheadgrad.errors import FallbackError
-from aheadgrad.frontends.compiled import Described
-from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
+from aheadgrad.frontends.function import Flat, make_call
 from aheadgrad.frontends.guarded_arguments import ArgumentWriter
-from aheadgrad.frontends.guards import GuardWriter
+from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.module import swapped
-from aheadgrad.frontends.plain import Changing, freeze, frozen, insides
-from aheadgrad.frontends.results import check_result, return_text
+from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
+from aheadgrad.frontends.results import check_result
 from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dynamo import Symbols
-
-
-@dataclass(eq=False, repr=False)
-class Guarded(Described):
-    """An entry with its check; `why` tells what the check has against a call."""
-
-    name: str
-    check: Callable[..., Any]
-    call: Callable[..., Any]
-    why: Callable[..., Any]
-    run: Callable[..., Any]
-    entry: Entry
-    source: str
 
 
 class Making:
@@ -84,12 +70,10 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
-        arguments = ArgumentWriter(self.flat, numbers, ordered=takes_any_keyword(forward))
-        guard = GuardWriter(arguments, entry, self.state, self.look).write(args, kwargs)
+        arguments = ArgumentWriter(self.flat, numbers)
+        made = GuardWriter(arguments, entry, self.state, self.look).write(self.name, args, kwargs)
         entry.captured.release()
-        source = guard.source + "\n\n" + entry.source
-        return Guarded(self.name, guard.check, guard.call, guard.why, entry.run, entry, source)
+        return made
 
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""
@@ -102,7 +86,7 @@ class Making:
 
     def _objects(self) -> list[Any]:
         """The objects that the state consists of, tensors and plain values apart."""
-        return [token.value for token in self.look.tokens if hasattr(token, "value")]
+        return [token.value for _, token in self.look.found if type(token) is Same]
 
     def _around(self, see: Callable[[Any], Any]) -> Any:
         self.originals = {id(see(h.get())): h.get() for h in self.state.holders}
@@ -114,7 +98,7 @@ class Making:
         before = pytree.tree_flatten((args, kwargs))
         result = self.fn(*args, **kwargs)
         now = self.state.look(self.originals)
-        if now.tokens != self.look.tokens:
+        if now.found != self.look.found:
             raise changed(self.look.differences(now)[0][0])
         for one, other in zip(self.look.tensors, now.tensors, strict=True):
             if one is not other:

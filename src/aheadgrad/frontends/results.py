@@ -6,22 +6,17 @@ next call: such a function is left to eager.
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.plain import FIXED, SIMPLE
-from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.symbols import is_symbolic
-
-_BRACKETS = {tuple: "({})", list: "[{}]", dict: "{{{}}}"}
 
 
 def check_result(result: Any, given: Any, known: Iterable[Any]) -> None:
@@ -56,17 +51,3 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, frozenset):
         return all(map(_is_fixed, value))
     return isinstance(value, FIXED) or is_symbolic(value)
-
-
-def return_text(spec: Any, texts: list[str], names: Namespace) -> str:
-    """The flat outputs in the user's structure."""
-    if spec.is_leaf():
-        return texts[0]
-    if spec.type not in _BRACKETS:
-        rebuild = functools.partial(pytree.tree_unflatten, treespec=spec)
-        return f"{names.name(rebuild, 'rebuild')}([{', '.join(texts)}])"
-    rest = iter(texts)
-    parts = [return_text(c, list(islice(rest, c.num_leaves)), names) for c in pytree.children(spec)]
-    if spec.type is dict:
-        parts = [f"{names.literal(key)}: {part}" for key, part in zip(spec.context, parts, strict=True)]
-    return _BRACKETS[spec.type].format("".join(f"{part}, " for part in parts))

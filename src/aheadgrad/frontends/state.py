@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
+from aheadgrad.frontends.function import names_in
 from aheadgrad.frontends.module import Place, holders
 from aheadgrad.frontends.plain import Changing, freeze, insides, is_array
 from aheadgrad.torchlayer.hooks import global_hooks
@@ -36,17 +37,15 @@ class Look:
     """All that was found, in order: comparable tokens by path, tensors, and containers that can change."""
 
     originals: Mapping[int, Tensor]  # by id: what traced tensors stand for
-    tokens: list[Any] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    found: list[tuple[str, Any]] = field(default_factory=list)  # path and token
     tensors: list[Tensor] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)  # by id of a tensor: where it was found first
     containers: list[tuple[str, Any]] = field(default_factory=list)
     _known: dict[int, int] = field(default_factory=dict)
 
     def note(self, path: str, value: Any, place: Place | None = None) -> None:
-        self.paths.append(path)
         if not isinstance(value, Tensor) or place is None:
-            self.tokens.append(freeze(value, self.originals))
+            self.found.append((path, freeze(value, self.originals)))
             if is_array(value) or any(True for _ in insides(value)):
                 self.containers.append((path, value))
             return
@@ -55,11 +54,11 @@ class Look:
         if number == len(self.tensors):
             self.tensors.append(value)
             self.places[id(value)] = place
-        self.tokens.append(number)
+        self.found.append((path, number))
 
     def differences(self, other: Look) -> list[tuple[str, Any, Any]]:
         """`(path, here, there)` for what is different."""
-        mine, theirs = (dict(zip(x.paths, x.tokens, strict=True)) for x in (self, other))
+        mine, theirs = dict(self.found), dict(other.found)
         pairs = ((p, mine.get(p, "absent"), theirs.get(p, "absent")) for p in {**mine, **theirs})
         return [(p, a, b) for p, a, b in pairs if a != b]
 
@@ -100,7 +99,7 @@ class State:
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
             self.names += [Place(cell, None, name, named=True) for name, cell in cells]
-            named = dict.fromkeys(n for n in _names_in(fn.__code__) if n in fn.__globals__)
+            named = dict.fromkeys(n for n in names_in(fn.__code__) if n in fn.__globals__)
             self.names += [Place(fn.__globals__, n, n, named=True) for n in named]
             for place in self.names:
                 self._tree(place.get(), place.path)
@@ -169,11 +168,3 @@ def changed(path: str) -> FallbackError:
     )
     error.once = True
     return error
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that a function's own code (and what is defined inside it) mentions."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _names_in(const)

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from aheadgrad.frontends.guarded_memory import Memory
+from aheadgrad.frontends.checks import Memory
 from aheadgrad.frontends.misses import Reason, shown
 from aheadgrad.frontends.state import HOOKS, Look, State
 from aheadgrad.torchlayer.functional import storage_key
@@ -64,7 +64,7 @@ class Surroundings:
             hooks = RemovableHandle.next_id
             held, things = unchanged_check(self._watched)
             now = self._state.look()
-            fits = now.tokens == self._look.tokens
+            fits = now.found == self._look.found
             tensors = tuple(now.tensors[i] for i in self._numbers) if fits else ()
             if not fits or not self._match(tensors):
                 self.stamp = _NOTHING

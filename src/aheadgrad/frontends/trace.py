@@ -18,7 +18,8 @@ from aheadgrad.errors import MISTAKES, AheadgradError, DataDependentError, Fallb
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
-from aheadgrad.frontends.making import Guarded, Making
+from aheadgrad.frontends.guards import Guarded
+from aheadgrad.frontends.making import Making
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree

@@ -1,15 +1,21 @@
-"""The part of a check about what is active around the call: modes, switches, defaults."""
+"""What a recording assumed: of the surroundings of the call, and of single inputs.
+
+Whoever keeps an entry checks it: each assumption is a function, and what it has to tell.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from aheadgrad.capture.stage import Captured
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
+from aheadgrad.torchlayer.autograd import is_view, kind_of_view
 from aheadgrad.torchlayer.dispatch import (
     default_devices,
     deterministic_mode,
@@ -19,8 +25,10 @@ from aheadgrad.torchlayer.dispatch import (
     transform_level,
 )
 
+_requires_grad, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 
-def conditions_around(captured: Captured, *, implied: bool) -> Iterator[tuple[str, Callable[[], Any], Any]]:
+
+def assumed_around(captured: Captured, *, implied: bool) -> Iterator[tuple[str, Callable[[], Any], Any]]:
     """What has to hold around the call: what it is called, a function that tells, what it has to tell.
 
     Transforms, inference mode and autocast change which layers of torch a tensor passes through, and
@@ -46,3 +54,28 @@ def conditions_around(captured: Captured, *, implied: bool) -> Iterator[tuple[st
         yield "deterministic algorithms that warn", deterministic_warns, deterministic_warns()
     if captured.session.attends:
         yield "kernels for attention", attention_kernels, attention_kernels()
+
+
+def assumed_of_inputs(
+    captured: Captured, reals: Sequence[Tensor], given: Collection[int]
+) -> Iterator[tuple[int, str, Callable[[Any], Any], Any]]:
+    """By number of an input: what is assumed of it, besides what the check of tensors sees.
+
+    `requires_grad` where grad mode is off, leaves (among `given`, ids of arguments) and views: only where it
+    can make a difference.
+    """
+    session, facts = captured.session, captured.facts.inputs
+    asks = session.asks_autograd
+    ignored = not captured.forward.grad_mode_before  # then the check of tensors passes over it
+    rewritten = {f.index for f in facts if not f.untouched}
+    views = {f.index for f in facts if f.history_changed}
+    no_views = {id(entrance.real) for entrance in session.no_views}
+    for i, real in enumerate(reals):
+        if ignored and (asks or session.ambient.grad_was_on):
+            yield i, "requires_grad", _requires_grad, real.requires_grad
+        if real.requires_grad and id(real) in given and (asks or i in rewritten):
+            yield i, "is_leaf", _is_leaf, real.is_leaf
+        if i in views:
+            yield i, "kind_of_view", kind_of_view, kind_of_view(real)
+        if id(real) in no_views:
+            yield i, "is_view", is_view, False
