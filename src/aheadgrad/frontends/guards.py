@@ -9,7 +9,6 @@ assumption does not hold. In order, the common case first:
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +22,7 @@ from aheadgrad.frontends.guarded_arguments import ArgumentWriter
 from aheadgrad.frontends.module import ABSENT
 from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import Look, State
-from aheadgrad.frontends.surroundings import Surroundings
+from aheadgrad.frontends.surroundings import STAMP, Surroundings
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
@@ -54,20 +53,18 @@ class GuardWriter(Check):
         names = self.assembled.names if self.assembled.inline else Namespace()
         super().__init__(entry, Script("call", names), names.name(MISS, "MISS"))
         self.arguments, self.around, self.look = arguments, around, look
-        self.held = {i: p for i, p in look.places.items() if not p.named}  # by id: where a module holds it
         self.given: dict[int, str] = {}  # by id: tensors among the arguments
-        self.state: list[Tensor] = []  # inputs that modules hold
+        self.state: list[Tensor] = []  # inputs that are held by modules, in cells or globals
 
     def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
         for what, tell, value in assumed_around(self.captured, implied=bool(self.reals)):
             self.equal(what, f"{self.names.name(tell, tell.__name__)}()", value)
         self.arguments.write(self, args, kwargs)
         self.given = dict(self.where)
-        inside = (r for r in self.reals if id(r) in self.held and id(r) not in self.given)
+        inside = (r for r in self.reals if id(r) in self.look.places and id(r) not in self.given)
         self.state = [r for r in inside if not is_foreign(r)]
-        if self.around.trees:
-            self._trees()
-        self._names()
+        if self.look.found:
+            self._surroundings()
         self._containers()
         inputs = [self.find(real) for real in self.reals]
         self._tensors(inputs)
@@ -98,56 +95,35 @@ class GuardWriter(Check):
             return self.assembled.inline(inputs)
         return [f"    return {self.names.name(self.assembled.run, 'entry')}({inputs})"]
 
-    def _trees(self) -> None:
-        """Modules are looked into only if one of their dictionaries has changed."""
+    def _surroundings(self) -> None:
+        """The state is looked into only if a dictionary has changed, or a name holds something else."""
         name, script = self.names.name, self.script
         around = Surroundings(self.around, self.look, self.state, self.memory)
-        stamp = "held, things, state, hooks, ids, pointers, storages"
-        where, handle = name(around, "surroundings"), name(RemovableHandle, "Handle")
+        where = name(around, "surroundings")
+        tests = [f"hooks != {name(RemovableHandle, 'Handle')}.next_id"] if self.around.trees else []
+        tests.append("not held(things)")
+        for i, place in enumerate(self.around.names):
+            text = f"{name(place.get, 'contents')}()" if place.get() is ABSENT else self.text_of(place)
+            tests.append(f"{text} is not named[{i}]")
 
         def renewed(head: str) -> None:
             with script.block(head):
                 script.line(f"found = {where}.renew()")
                 with script.block("if found is None:"):
                     self.fail(f"{where}.differs()")
-                script.line(f"{stamp} = found")
+                script.line(f"{STAMP} = found")
 
-        script.line(f"{stamp} = {where}.stamp")
-        renewed(f"if hooks != {handle}.next_id or not held(things):")
+        script.line(f"{STAMP} = {where}.stamp")
+        renewed(f"if {' or '.join(tests)}:")
         if around.guards is not None:
-            self.tensors(around.guards, [self.held[id(r)].path for r in self.state], "*state")
+            self.tensors(around.guards, [self.look.places[id(r)].path for r in self.state], "*state")
         if around.keeps_pointers:
             renewed(f"if tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.where.update({id(real): f"state[{k}]" for k, real in enumerate(self.state)})
 
-    def _names(self) -> None:
-        """Cells and globals hold what they held; tensors in them are inputs."""
-        inputs = {id(r) for r in self.reals}
-        for place in self.around.names:
-            value, text = place.get(), self.text_of(place)
-            if isinstance(value, ModuleType):
-                continue
-            if value is ABSENT:
-                self.equal(place.path, f"{self.names.name(place.get, 'contents')}()", ABSENT)
-            elif not isinstance(value, Tensor):
-                self.same(place.path, text, value)
-            elif id(value) in self.where:
-                self.unless(f"{text} is {self.where[id(value)]}", place.path, "the same tensor", text)
-            else:
-                if id(value) in inputs:
-                    name = self.where[id(value)] = f"x{len(self.where)}"
-                    self.script.line(f"{name} = {text}")
-                else:
-                    kind = self.names.name(Tensor, "Tensor")
-                    self.unless(f"isinstance({text}, {kind})", place.path, "a tensor", text)
-                if self.given:  # the function may ask whether it was given this very tensor
-                    test = " and ".join(f"{text} is not {given}" for given in self.given.values())
-                    self.unless(test, place.path, "none of the arguments", "'one of them'")
-
     def _containers(self) -> None:
         """Lists and the like have the contents that they had; Python keeps no version of those."""
-        named = {p.path for p in self.around.names}
-        found = [(path, value) for path, value in self.look.containers if path not in named]
+        found = self.look.containers
         plain = tuple(value for _, value in found if _is_plain_list(value))
         if plain:
             copies = tuple(map(list, plain))
@@ -166,8 +142,8 @@ class GuardWriter(Check):
                 raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
 
     def outside(self, real: Tensor) -> str:
-        if id(real) in self.held:
-            return self.text_of(self.held[id(real)])
+        if id(real) in self.look.places:
+            return self.text_of(self.look.places[id(real)])
         if is_foreign(real):
             raise FallbackError("a tensor subclass is made inside, of tensors from outside")
         return super().outside(real)
@@ -216,18 +192,18 @@ class GuardWriter(Check):
         """What was one tensor is one still: none that modules hold, unless it was before."""
         rest = []
         for text, real in others:
-            place = self.held.get(id(real))
+            place = self.look.places.get(id(real))
             if place is None:
                 rest.append(text)
             elif not is_foreign(real) or id(real) in self.given:
                 self.unless(f"{self.text_of(place)} is {text}", place.path, "the same tensor", "'another'")
-        if not rest or not self.held:
+        if not rest or not self.look.places:
             return
         if len(rest) > _FEW:
             test = f"ids.isdisjoint(({''.join(f'id({text}), ' for text in rest)}))"
         else:
             test = " and ".join(f"id({text}) not in ids" for text in rest)
-        self.unless(test, "arguments", "no tensor of the module's", "'one'")
+        self.unless(test, "arguments", "no tensor of the module's, or closed over", "'one'")
 
     def _path(self, real: Tensor, text: str) -> str:
         """What the user calls a tensor."""

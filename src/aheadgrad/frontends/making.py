@@ -38,7 +38,7 @@ class Making:
         others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
         self.state = State(fn, others)
         self._refuse(others)
-        self.look = self.state.look()
+        self.look = self.state.look(in_words=True)
         self.has_run = False
         self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()

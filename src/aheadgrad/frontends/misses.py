@@ -22,8 +22,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aheadgrad.frontends.plain import BY_TEXT, Same, describe
-
 LOG = logging.getLogger("aheadgrad.misses")
 _NUMBERED = re.compile(r"\d+/(\d+): ")  # how Dynamo counts: frame/entry
 _listeners: list[list[Miss]] = []
@@ -58,17 +56,6 @@ def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     """How tensors differ from those that torch's guards were made for."""
     told = guards.check_verbose(*tensors, tensor_check_names=paths)
     return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
-
-
-def shown(token: Any) -> str:
-    """A frozen value (`plain.freeze`) in words, as far as it can be told; numbers stand for tensors."""
-    if not isinstance(token, tuple):
-        return describe(token.value) if type(token) is Same else "a tensor" if type(token) is int else token
-    kind, value = token[:2]
-    if not isinstance(value, tuple):
-        return str(value) if kind in BY_TEXT else describe(value)
-    text = f"{kind.__name__}({', '.join(map(shown, value))})"
-    return text if value and len(text) <= 60 else f"a {kind.__name__} of {len(value)}"
 
 
 @contextmanager

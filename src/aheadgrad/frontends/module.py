@@ -23,7 +23,6 @@ class Place:
     key: Any
     path: str
     slot: Any = None
-    named: bool = False  # found by a name in the function's code, not in a module
 
     def get(self) -> Any:
         if isinstance(self.holder, CellType):

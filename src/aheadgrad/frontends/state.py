@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
-from aheadgrad.frontends.module import Place, holders
-from aheadgrad.frontends.plain import Changing, freeze, insides, is_array
+from aheadgrad.frontends.module import ABSENT, Place, holders
+from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
 from aheadgrad.torchlayer.hooks import global_hooks
 
 TABLES = ("_parameters", "_buffers", "_modules")
@@ -37,13 +37,17 @@ class Look:
     """All that was found, in order: comparable tokens by path, tensors, and containers that can change."""
 
     originals: Mapping[int, Tensor]  # by id: what traced tensors stand for
+    in_words: bool
     found: list[tuple[str, Any]] = field(default_factory=list)  # path and token
+    texts: dict[str, str] = field(default_factory=dict)  # by path
     tensors: list[Tensor] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)  # by id of a tensor: where it was found first
     containers: list[tuple[str, Any]] = field(default_factory=list)
     _known: dict[int, int] = field(default_factory=dict)
 
     def note(self, path: str, value: Any, place: Place | None = None) -> None:
+        if self.in_words:
+            self.texts[path] = "absent" if value is ABSENT else describe(value)
         if not isinstance(value, Tensor) or place is None:
             self.found.append((path, freeze(value, self.originals)))
             if is_array(value) or any(True for _ in insides(value)):
@@ -56,11 +60,11 @@ class Look:
             self.places[id(value)] = place
         self.found.append((path, number))
 
-    def differences(self, other: Look) -> list[tuple[str, Any, Any]]:
-        """`(path, here, there)` for what is different."""
+    def differences(self, other: Look) -> list[tuple[str, str, str]]:
+        """`(path, here, there)` for what is different, in words."""
         mine, theirs = dict(self.found), dict(other.found)
-        pairs = ((p, mine.get(p, "absent"), theirs.get(p, "absent")) for p in {**mine, **theirs})
-        return [(p, a, b) for p, a, b in pairs if a != b]
+        paths = [p for p in {**mine, **theirs} if mine.get(p, ABSENT) != theirs.get(p, ABSENT)]
+        return [(p, self.texts.get(p, "absent"), other.texts.get(p, "absent")) for p in paths]
 
 
 class State:
@@ -98,9 +102,10 @@ class State:
             self._tree(fn.__self__, "self")
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
-            self.names += [Place(cell, None, name, named=True) for name, cell in cells]
+            self.names += [Place(cell, None, name) for name, cell in cells]
             named = dict.fromkeys(n for n in names_in(fn.__code__) if n in fn.__globals__)
-            self.names += [Place(fn.__globals__, n, n, named=True) for n in named]
+            self.names += [Place(fn.__globals__, n, n) for n in named]
+            self.names = [p for p in self.names if not isinstance(p.get(), ModuleType)]
             for place in self.names:
                 self._tree(place.get(), place.path)
             if hasattr(fn, "__wrapped__"):
@@ -127,17 +132,15 @@ class State:
         ]
         return [*found, *self.hooks().values()]
 
-    def look(self, originals: Mapping[int, Tensor] | None = None) -> Look:
+    def look(self, originals: Mapping[int, Tensor] | None = None, *, in_words: bool = False) -> Look:
         """Everything as it is now; `originals` tells what traced tensors in there stand for."""
-        out = Look(originals or {})
+        out = Look(originals or {}, in_words)
         for path, module in self._modules():
             self._look_at(out, path, module)
         for name, table in self.hooks().items():
             out.note(name, list(table.values()))
         for place in self.names:
-            value = place.get()
-            if not isinstance(value, ModuleType):
-                out.note(place.path, value, place)
+            out.note(place.path, place.get(), place)
         return out
 
     def _look_at(self, out: Look, path: str, module: nn.Module) -> None:

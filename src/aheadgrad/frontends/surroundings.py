@@ -1,9 +1,9 @@
-"""What the function finds in dictionaries (modules, attributes, tables), checked without looking inside.
+"""What the function finds in modules, cells and globals, checked without looking inside.
 
 A module with 150 parameters has hundreds of places that an entry depends on. They are looked at one by
-one only when a dictionary has changed since the last time; otherwise one call into C++ compares
-the versions that Python keeps of its dictionaries, and another looks at the tensors found last time,
-which can change by themselves (`requires_grad_`, `.data = `).
+one only when a dictionary has changed since the last time, or a name holds another object; otherwise one call
+into C++ compares the versions that Python keeps of its dictionaries, and another looks at the tensors found
+last time, which can change by themselves (`requires_grad_`, `.data = `).
 
     held, things, state, ... = surroundings.stamp
     if hooks != Handle.next_id or not held(things) or not match(*state): ...renew...
@@ -14,14 +14,14 @@ Hooks live in dictionaries of their own, four for each module. Whoever registers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.frontends.checks import Memory
-from aheadgrad.frontends.misses import Reason, shown
+from aheadgrad.frontends.misses import Reason
 from aheadgrad.frontends.state import HOOKS, Look, State
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
@@ -32,15 +32,17 @@ def _never(things: Any) -> bool:
     return False
 
 
-# held, things, state, number of hooks, ids of all tensors there, pointers, storages
-Stamp = tuple[
-    Callable[[Any], bool], Any, tuple[Tensor, ...], int, frozenset[int], tuple[int, ...], frozenset[int]
-]
-_NOTHING: Stamp = (_never, (), (), -1, frozenset(), (), frozenset())
+def _always(things: Any) -> bool:
+    return True
+
+
+# held, things, state, named, number of hooks, ids of all tensors there, pointers, storages
+STAMP = "held, things, state, named, hooks, ids, pointers, storages"
+_NOTHING: tuple[Any, ...] = (_never, (), (), (), -1, frozenset(), (), frozenset())
 
 
 class Surroundings:
-    """The last look at the trees of modules; `inputs` are those of an entry's that modules hold.
+    """The last look at the state; `inputs` are those of an entry's that it holds.
 
     Entries that depend on memory keep pointers: a tensor that moves to other memory has another one.
     """
@@ -56,13 +58,14 @@ class Surroundings:
         tables = state.dictionaries()
         self._empty_hooks = [t for t in tables if not t and id(t) in hooks]
         self._watched = tuple(t for t in tables if t or id(t) not in hooks)
-        self.stamp: Stamp = _NOTHING
+        self.stamp = _NOTHING
 
-    def renew(self) -> Stamp | None:
+    def renew(self) -> tuple[Any, ...] | None:
         """Looks at every place again; not while another thread has traced tensors in the module."""
         with RECORDING:
             hooks = RemovableHandle.next_id
-            held, things = unchanged_check(self._watched)
+            named = tuple(place.get() for place in self._state.names)
+            held, things = unchanged_check(self._watched) if self._watched else (_always, ())
             now = self._state.look()
             fits = now.found == self._look.found
             tensors = tuple(now.tensors[i] for i in self._numbers) if fits else ()
@@ -71,8 +74,7 @@ class Surroundings:
                 return None
             kept = tensors if self.keeps_pointers else ()
             pointers, storages = tuple(map(Tensor.data_ptr, kept)), frozenset(map(storage_key, kept))
-            ids = frozenset(i for i, place in now.places.items() if not place.named)
-            rest = (tensors, hooks, ids, pointers, storages)
+            rest = (tensors, named, hooks, frozenset(now.places), pointers, storages)
             if held(things) and not any(self._empty_hooks):  # the first check notes the versions
                 self.stamp = (held, things, *rest)
             return (_never, (), *rest)
@@ -84,6 +86,6 @@ class Surroundings:
 
     def differs(self) -> Reason:
         """What is different now."""
-        for path, was, now in self._look.differences(self._state.look()):
-            return Reason(path, shown(was), shown(now))
-        return Reason("the module's tensors are others")
+        for path, was, now in self._look.differences(self._state.look(in_words=True)):
+            return Reason(path, was, now)
+        return Reason("tensors of the module, or closed over, are others")
