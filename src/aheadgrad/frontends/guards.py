@@ -116,7 +116,7 @@ class GuardWriter(Check):
         script.line(f"{STAMP} = {where}.stamp")
         renewed(f"if {' or '.join(tests)}:")
         if around.guards is not None:
-            self.tensors(around.guards, [self.look.places[id(r)].path for r in self.state], "*state")
+            self.tensors(around.guards, around.paths, "*state")
         if around.keeps_pointers:
             renewed(f"if tuple(map({name(Tensor.data_ptr, 'data_ptr')}, state)) != pointers:")
         self.where.update({id(real): f"state[{k}]" for k, real in enumerate(self.state)})

@@ -55,7 +55,9 @@ class Miss:
 def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     """How tensors differ from those that torch's guards were made for."""
     told = guards.check_verbose(*tensors, tensor_check_names=paths)
-    return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
+    return Reason(
+        told if isinstance(told, str) else "tensors: the same one, or the same memory, in two places"
+    )
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.frontends.checks import Memory
-from aheadgrad.frontends.misses import Reason
+from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.state import HOOKS, Look, State
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
@@ -50,6 +50,7 @@ class Surroundings:
     def __init__(self, state: State, look: Look, inputs: Sequence[Tensor], memory: Memory) -> None:
         self._state, self._look, self._memory = state, look, memory
         self._numbers = [next(i for i, t in enumerate(look.tensors) if t is real) for real in inputs]
+        self.paths = [look.places[id(real)].path for real in inputs]
         self._pattern = memory.pattern(inputs)
         self.guards = tensor_guards(list(inputs)) if inputs else None
         self.keeps_pointers = memory.matters and bool(inputs)
@@ -88,4 +89,5 @@ class Surroundings:
         """What is different now."""
         for path, was, now in self._look.differences(self._state.look(in_words=True)):
             return Reason(path, was, now)
-        return Reason("tensors of the module, or closed over, are others")
+        tensors = self._state.look().tensors
+        return tensor_reason(self.guards, self.paths, *(tensors[i] for i in self._numbers))
