@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,6 @@ from aheadgrad.torchlayer.modules import call_is_forward
 
 _REPORTS = ("entries", "source", "misses", "fallbacks", "breaks", "explain")
 _set_class: Callable[[Any, type], None] = vars(object)["__class__"].__set__
-_classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 
 
 class CompiledModule:
@@ -35,7 +33,7 @@ class CompiledModule:
     _aheadgrad_compiled: CompiledFunction
 
     def __new__(cls, original: nn.Module, compiled: CompiledFunction) -> CompiledModule:
-        made: CompiledModule = object.__new__(_class_for(cls, type(original)))
+        made: CompiledModule = object.__new__(_class_for(cls, type(original)))  # type: ignore[arg-type]
         object.__setattr__(made, "__dict__", original.__dict__)
         object.__setattr__(made, "_aheadgrad_compiled", compiled)
         return made
@@ -89,32 +87,28 @@ def original_of(module: CompiledModule) -> nn.Module:
 
 def _kind_of(module: CompiledModule) -> tuple[type, type[CompiledFunction], Options]:
     compiled = module._aheadgrad_compiled
-    kind = next(base for base in type(module).__mro__ if "_made" not in vars(base))
-    return kind, type(compiled), compiled.options
+    return type(module).__bases__[0], type(compiled), compiled.options
 
 
 def _again(original: nn.Module, kind: type, frontend: type[CompiledFunction], options: Options) -> Any:
     return kind(original, frontend(original, options))
 
 
+@functools.cache
 def _class_for(kind: type, original: type) -> type:
     """The class of compiled modules for a class of modules."""
-    known = _classes.setdefault(original, {})
-    if kind not in known:
 
-        @functools.wraps(original.forward)  # type: ignore[attr-defined]
-        def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            """Compiled where it is the same as calling the module; hooks belong to the call alone."""
-            module = original_of(self)
-            return self(*args, **kwargs) if call_is_forward(module) else module.forward(*args, **kwargs)
+    @functools.wraps(original.forward)  # type: ignore[attr-defined]
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Compiled where it is the same as calling the module; hooks belong to the call alone."""
+        module = original_of(self)
+        return self(*args, **kwargs) if call_is_forward(module) else module.forward(*args, **kwargs)
 
-        def become(self: Any, new: type) -> None:
-            original_of(self).__class__ = new
-            _set_class(self, _class_for(kind, new))
+    def become(self: Any, new: type) -> None:
+        original_of(self).__class__ = new
+        _set_class(self, _class_for(kind, new))
 
-        members: dict[str, Any] = {"__slots__": (), "_made": True, "forward": forward}
-        members["__class__"] = property(lambda self: type(original_of(self)), become)
-        members.update(__module__=original.__module__, __qualname__=original.__qualname__)
-        made = types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))
-        known[kind] = made
-    return known[kind]
+    shown = property(lambda self: type(original_of(self)), become)
+    members = {"__slots__": (), "forward": forward, "__class__": shown}
+    members.update(__module__=original.__module__, __qualname__=original.__qualname__)
+    return types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))

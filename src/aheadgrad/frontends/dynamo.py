@@ -19,6 +19,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from threading import get_ident
 from types import CodeType
 from typing import Any
@@ -54,8 +55,8 @@ class DynamoFunction(CompiledFunction):
         self._hopeless: dict[CodeType, str] = {}  # why
         self._failed: dict[int, dict[CodeType, str]] = {}  # why, in calls that are under way, by thread
         how: dict[str, Any] = {"fullgraph": options.fullgraph, "dynamic": options.dynamic}
-        made = _backend(weakref.ref(self), options)
-        self._run = compiled_by_dynamo(fn, made, self, limit=options.max_entries, **how)
+        graphs = partial(compile_graph, options=options, whose=weakref.ref(self))  # Dynamo keeps it for ever
+        self._run = compiled_by_dynamo(fn, graphs, self, limit=options.max_entries, **how)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or runs_the_original():
@@ -109,15 +110,6 @@ class DynamoFunction(CompiledFunction):
 
     def full(self) -> None:
         self.note_uncompiled(FULL)
-
-
-def _backend(whose: _Whose, options: Options) -> Callable[..., Any]:
-    """Compiles the graphs of one function; Dynamo keeps backends for ever, so not the function itself."""
-
-    def aheadgrad(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_graph(gm, example_inputs, options, whose)
-
-    return aheadgrad
 
 
 def backend(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -88,12 +88,12 @@ def tell(miss: Miss) -> None:
     LOG.info("%s", miss)
 
 
-def explain(function: str, whys: Sequence[Callable[..., Any]], args: Any, kwargs: Any) -> list[Miss]:
+def explain(function: str, entries: Sequence[Any], args: Any, kwargs: Any) -> list[Miss]:
     """Tells what each entry has against a call, if there are any; the latest is taken for the closest."""
     found: dict[Reason, int] = {}
-    for i in reversed(range(len(whys))):
+    for i in reversed(range(len(entries))):
         try:
-            reason = whys[i](args, kwargs)
+            reason = entries[i].why(args, kwargs)
         except Exception as error:  # what came may be anything
             reason = Reason(f"the check raises {type(error).__name__}: {error}")
         if isinstance(reason, Reason):

@@ -61,32 +61,32 @@ def is_array(value: Any) -> bool:
 def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> Any:
     """What is compared with `==` to tell whether a value is the same; `originals` stand for others, by id.
 
-    It is `Same(value)`, or the type with the value, with its text, or with a tuple of frozen parts.
+    It is `Same(value)`, or the type with the value, with its text, or with a tuple of frozen parts (or keys).
     """
     kind = type(value)
     if kind in _BY_VALUE:
         return kind, value
     if kind in BY_TEXT:
         return kind, repr(value)
-    if kind in _SEQUENCES or isinstance(value, list | tuple):
-        parts: Any = value
-    elif isinstance(value, dict):
-        parts = value.items()
-    elif kind in (slice, range):
-        parts = value.start, value.stop, value.step
-    elif kind is partial:
-        parts = value.func, value.args, value.keywords
-    elif kind is ref:
-        parts = (value(),)
-    elif kind is MethodType:
+    if kind in _SEQUENCES:
+        return kind, tuple([freeze(part, originals) for part in value])
+    if isinstance(value, dict):
+        return kind, tuple(map(freeze, value)), tuple([freeze(v, originals) for v in value.values()])
+    if kind in (slice, range):
+        return kind, (freeze(value.start), freeze(value.stop), freeze(value.step))
+    if kind is MethodType:
         return kind, (Same(value.__func__), Same(value.__self__))  # made anew at each `object.method`
-    elif kind is bytearray:
+    if kind is partial:
+        return kind, tuple(map(freeze, (value.func, value.args, value.keywords)))
+    if kind is bytearray:
         return kind, bytes(value)
-    elif is_array(value) and not is_too_large(value):
+    if is_array(value) and not is_too_large(value):
         return kind, value.tobytes(), str(value.dtype), value.shape
-    else:
-        return Same(originals.get(id(value), value))
-    return kind, tuple(freeze(part, originals) for part in parts)
+    if isinstance(value, list | tuple):
+        return kind, tuple([freeze(part, originals) for part in value])
+    if kind is ref:
+        return kind, (freeze(value(), originals),)
+    return Same(originals.get(id(value), value))
 
 
 def is_too_large(value: Any) -> bool:

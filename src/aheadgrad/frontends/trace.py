@@ -60,7 +60,7 @@ class TracedFunction(CompiledFunction):
             return self._uncompiled(FallbackError(_WATCHED), args, kwargs)
         if self._full:
             if misses.someone_listens():
-                self._explain(args, kwargs)
+                misses.explain(self.name, self.entries, args, kwargs)
             return self._uncompiled(FallbackError(FULL), args, kwargs)
         look = _from_afar(args, kwargs, leaves, self._fn)
         refused = self._refused.get(look)
@@ -78,12 +78,9 @@ class TracedFunction(CompiledFunction):
                 refused = made
         return self._uncompiled(refused, args, kwargs)
 
-    def _explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[misses.Miss]:
-        return misses.explain(self.name, [entry.why for entry in self.entries], args, kwargs)
-
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any], look: Any) -> Guarded | Exception:
         """A new entry, with fewer symbols if that fails; or why there is none."""
-        found = self._explain(args, kwargs)
+        found = misses.explain(self.name, self.entries, args, kwargs)
         if len(self.entries) >= self.options.max_entries:
             self._full = True
             self.misses += found
