@@ -15,7 +15,7 @@ from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
 from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.module import holders, swapped
+from aheadgrad.frontends.state import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal

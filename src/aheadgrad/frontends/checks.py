@@ -17,8 +17,8 @@ from aheadgrad.capture.shared import whole_storage
 from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.frontends.misses import Reason, tensor_reason
-from aheadgrad.frontends.module import Place
 from aheadgrad.frontends.plain import describe, same_value
+from aheadgrad.frontends.state import Place
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer.autograd import base_of

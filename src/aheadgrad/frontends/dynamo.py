@@ -33,8 +33,8 @@ from aheadgrad.backends.registry import find_backend
 from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.frontends.compiled import FULL, CompiledFunction, Described, runs_the_original
+from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import value_is_read
@@ -152,7 +152,7 @@ def compile_graph(
         told.entries.append(Described(_place(gm) or told.name, entry.entry, source))
     if flat:
         return entry.call
-    return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
+    return torch.compiler.disable(lambda *args: entry.call(*pytree.tree_leaves(args)))
 
 
 def _uncompiled(gm: fx.GraphModule, reason: str, whose: _Whose) -> Callable[..., Any]:

@@ -18,12 +18,10 @@ from torch import Tensor
 from aheadgrad import pipeline
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.function import Flat, make_call
-from aheadgrad.frontends.guarded_arguments import ArgumentWriter
-from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.module import swapped
+from aheadgrad.frontends.guards import ArgumentWriter, Guarded, GuardWriter
 from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
 from aheadgrad.frontends.results import check_result
-from aheadgrad.frontends.state import State, changed
+from aheadgrad.frontends.state import State, changed, swapped
 from aheadgrad.options import Options
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree

@@ -12,9 +12,10 @@ reads is a constant of the recording.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,13 +24,66 @@ from torch import Tensor, nn
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
-from aheadgrad.frontends.module import ABSENT, Place, holders
 from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
+from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.torchlayer.hooks import global_hooks
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KEPT_BY_TORCH = vars(nn.Module()).keys() - {*TABLES, *HOOKS, "training"}
+ABSENT = object()
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A key of a dictionary, or a closure's cell; `slot` if it holds a parameter or buffer."""
+
+    holder: Any
+    key: Any
+    path: str
+    slot: Any = None
+
+    def get(self) -> Any:
+        if isinstance(self.holder, CellType):
+            try:
+                return self.holder.cell_contents
+            except ValueError:
+                return ABSENT
+        return self.holder.get(self.key, ABSENT)
+
+    def put(self, value: Any) -> None:
+        if isinstance(self.holder, CellType):
+            self.holder.cell_contents = value
+        elif value is ABSENT:
+            self.holder.pop(self.key, None)
+        else:
+            self.holder[self.key] = value
+
+
+def holders(modules: Sequence[tuple[str, nn.Module]]) -> list[Place]:
+    """All parameters, then all buffers, in the order of `named_parameters`."""
+    found = []
+    for where, kind in (("_parameters", Parameter), ("_buffers", Buffer)):
+        for path, module in modules:
+            table = getattr(module, where)
+            for name in (n for n, value in table.items() if value is not None):
+                full = f"{path}.{name}" if path else name
+                found.append(Place(table, name, full, kind(full)))
+    return found
+
+
+@contextmanager
+def swapped(places: list[Place], see: Callable[[Any], Any]) -> Iterator[None]:
+    """The modules with their tensors replaced by what the trace sees."""
+    originals = [place.get() for place in places]
+    seen = [see(value) for value in originals]
+    try:
+        for place, value in zip(places, seen, strict=True):
+            place.put(value)
+        yield
+    finally:
+        for place, original in zip(places, originals, strict=True):
+            place.put(original)
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import FallbackWarning, reason_of
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.function import flatten, make_call
-from aheadgrad.frontends.module import Place, holders, swapped
+from aheadgrad.frontends.state import Place, holders, swapped
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.runtime.emit import Script
@@ -38,10 +38,9 @@ _TOO_MANY = "inputs are the same, require grad or share memory in too many ways"
 
 
 @dataclass(frozen=True, eq=False)
-class BoxedEntry:
-    """`run(list of inputs) -> list of outputs`; the list is emptied. `call` takes them one by one."""
+class FlatEntry:
+    """`call` takes the inputs one by one, and gives a list of outputs."""
 
-    run: Callable[[list[Any]], list[Any]]
     call: Callable[..., list[Any]]
     entry: Entry
     source: str
@@ -55,7 +54,7 @@ def compile_flat(
     *,
     guarded: bool = True,
     spare: int = _SPARE,
-) -> BoxedEntry:
+) -> FlatEntry:
     """Compiles `module` for flat inputs like `args`; `invoke` runs it, if not by a plain call.
 
     `guarded`: the caller checks what inputs are; memory is checked here. `spare` tells how many further
@@ -71,7 +70,7 @@ def compile_flat(
         call.symbols = replace(call.symbols, mode=dynamos_mode())
     entry = pipeline.run(call, options)
     last = not spare or entry.captured.has_symbols
-    made: BoxedEntry | None = None
+    made: FlatEntry | None = None
     reason, warned = _TOO_MANY if last else "", False
 
     def otherwise(*new: Any) -> list[Any]:
@@ -85,7 +84,7 @@ def compile_flat(
                     raise
                 reason = reason_of(error)
         if made is not None:
-            return made.run(list(new))
+            return made.call(*new)
         if not warned:
             warned = True
             text = f"aheadgrad runs this call uncompiled: {reason}."
@@ -96,13 +95,13 @@ def compile_flat(
 
 
 class _FlatCheck(Check):
-    """Writes the code from the caller's list to the entry's parameters."""
+    """Writes the code from the caller's inputs to the entry's."""
 
     def __init__(
         self, entry: Entry, places: list[Place], args: Sequence[Any], otherwise: Callable[..., list[Any]]
     ) -> None:
         self.args, self.given = args, [f"a{i}" for i in range(len(args))]
-        script = Script("boxed")
+        script = Script("flat")
         super().__init__(
             entry, script, f"{script.names.name(otherwise, 'otherwise')}({', '.join(self.given)})"
         )
@@ -114,7 +113,7 @@ class _FlatCheck(Check):
             script.line(f"h{k} = {self.text_of(place)}")
             self.where[id(place.get())] = f"h{k}"
 
-    def write(self, *, guarded: bool) -> BoxedEntry:
+    def write(self, *, guarded: bool) -> FlatEntry:
         script = self.script
         if not guarded:
             self._kinds()
@@ -127,11 +126,8 @@ class _FlatCheck(Check):
         marks = self._marks()
         for line in [f"out = {call}", *marks, "return out"] if marks else [f"return {call}"]:
             script.line(line)
-        body = script.lines
-        one_by_one, source = script.function(", ".join(self.given))
-        if self.given:
-            script.lines = [f"    {', '.join(self.given)}, = args", "    args.clear()", *body]
-        return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)
+        made, source = script.function(", ".join(self.given))
+        return FlatEntry(made, self.entry, source)
 
     def _kinds(self) -> None:
         """What must hold of the inputs themselves: which are one tensor, and which require grad."""
