@@ -49,7 +49,7 @@ def test_views_have_steps_that_can_be_replayed() -> None:
 
 
 def test_steps_that_cannot_be_read_are_known_by_identity() -> None:
-    """`as_tuple` of these two refers to freed memory in torch: equal steps compared as different, or crashed."""
+    """`as_tuple` of these two refers to freed memory in torch: equal steps differed, or it crashed."""
     mode = new_mode(dynamic=False)
     x, y = (functional.wrap(fake_like(mode, torch.zeros(6))) for _ in range(2))
     with functional.enabled(), mode:

@@ -45,6 +45,7 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dynamo_ops import say_plainly
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
@@ -196,6 +197,7 @@ def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, whose: DynamoFunction | None
 ) -> Callable[..., Any]:
     """One graph of Dynamo's compiled, or itself where that cannot be."""
+    say_plainly(gm)
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
     interpreter = Interpreter(gm)
