@@ -83,6 +83,15 @@ def test_write_through_windows_that_do_not_overlap() -> None:
     check(f, lambda: ([], (torch.arange(10.0).reshape(2, 5),)))
 
 
+def test_write_of_nothing_through_windows_that_leave_a_gap() -> None:
+    def f(a: Tensor) -> Any:
+        a.unfold(0, 2, 2)[1:].mul_(3.0)
+        return a * 1
+
+    with pytest.raises(FallbackError, match="unfold"):
+        aheadgrad.compile(f, fallback="error", frontend="trace")(torch.arange(3.0))
+
+
 def test_unit_strides_of_unfold() -> None:
     check(lambda a: a.unfold(1, 2, 2), lambda: ([], (torch.tensor([[1.0, 2.0, 3.0]]),)))
 
