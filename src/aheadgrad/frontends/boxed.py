@@ -31,6 +31,7 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor
@@ -86,7 +87,9 @@ def _otherwise(
 ) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
-    reason = "inputs are the same, require grad or share memory in too many ways"
+    reason = (
+        "inputs are the same, require grad or share memory (or attention has its kernels) in too many ways"
+    )
     warned = False
 
     def run(*args: Any) -> list[Any]:
@@ -223,8 +226,11 @@ class _Runner:
         return self.script.names.name(real, "closed_over")
 
     def _tests(self, tensors: list[str], members: list[str]) -> list[str]:
-        """What must hold of the inputs' places in memory."""
+        """What Dynamo does not check: the inputs' places in memory, and the kernels allowed for attention."""
         tests = []
+        if self.session.attends:
+            now = self.script.names.name(attention_kernels, "attention_kernels")
+            tests.append(f"{now}() == {attention_kernels()!r}")
         if depends_on_offsets(self.entry.captured):
             for name, e in zip(tensors, self.session.entrances, strict=True):
                 tests.append(f"{name}.storage_offset() == {int(e.real.storage_offset())}")

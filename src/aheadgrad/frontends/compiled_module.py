@@ -83,7 +83,7 @@ class _Report:
     def __get__(self, module: Any, owner: Any = None) -> Any:
         if module is None:
             return self
-        held = next((vars(module)[t] for t in TABLES if self.name in vars(module)[t]), None)
+        held = next((vars(module)[t] for t in TABLES if self.name in vars(module).get(t, ())), None)
         return getattr(module._aheadgrad_compiled, self.name) if held is None else held[self.name]
 
 
@@ -107,7 +107,7 @@ def _class_for(kind: type, original: type) -> type:
     known = _classes.setdefault(original, {})
     if kind not in known:
 
-        @functools.wraps(original.forward)  # type: ignore[attr-defined]
+        @functools.wraps(getattr(original, "forward", nn.Module.forward))  # (TorchScript has none yet)
         def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             """Compiled where it is the same as calling the module; hooks belong to the call alone."""
             module = original_of(self)

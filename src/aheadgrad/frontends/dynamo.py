@@ -122,6 +122,9 @@ class DynamoFunction(CompiledFunction):
         self.note_uncompiled(self._hopeless[code])
         return True
 
+    def uncompiled(self, reason: str) -> None:
+        self.note_uncompiled(reason)
+
     def _take_failed(self) -> list[tuple[CodeType, Exception]]:
         """What failed in this thread's call, which is over."""
         mine = [found for found in self._failed if found[0] == get_ident()]
