@@ -98,7 +98,7 @@ def _again(original: nn.Module, kind: type, frontend: type[CompiledFunction], op
 def _class_for(kind: type, original: type) -> type:
     """The class of compiled modules for a class of modules."""
 
-    @functools.wraps(original.forward)  # type: ignore[attr-defined]
+    @functools.wraps(getattr(original, "forward", nn.Module.forward))  # (TorchScript has none yet)
     def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Compiled where it is the same as calling the module; hooks belong to the call alone."""
         module = original_of(self)

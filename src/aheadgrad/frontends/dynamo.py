@@ -37,6 +37,7 @@ from aheadgrad.frontends.compiled import FULL, CompiledFunction, Described, runs
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dynamo_ops import say_plainly
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
@@ -127,6 +128,7 @@ def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, whose: _Whose
 ) -> Callable[..., Any]:
     """One graph of Dynamo's compiled, or itself where that cannot be."""
+    say_plainly(gm)
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
     interpreter, told = Interpreter(gm), whose()

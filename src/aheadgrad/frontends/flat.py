@@ -29,12 +29,15 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.runtime.emit import Script
 from aheadgrad.runtime.stage import Entry
+from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
 from aheadgrad.torchlayer.subclasses import form_of, is_foreign
 from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
-_TOO_MANY = "inputs are the same, require grad or share memory in too many ways"
+_TOO_MANY = (
+    "inputs are the same, require grad or share memory, or attention has its kernels, in too many ways"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +118,8 @@ class _FlatCheck(Check):
 
     def write(self, *, guarded: bool) -> FlatEntry:
         script = self.script
+        if self.captured.session.attends:  # which Dynamo does not check
+            self.equal("kernels", f"{self.names.name(attention_kernels, 'kernels')}()", attention_kernels())
         if not guarded:
             self._kinds()
         self._memory()

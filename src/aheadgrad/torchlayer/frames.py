@@ -49,6 +49,7 @@ class Teller(Protocol):
     def missed(self, function: str, reasons: list[str]) -> None: ...
     def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None: ...
     def is_left_alone(self, code: CodeType) -> bool: ...
+    def note_uncompiled(self, reason: str) -> None: ...
 
 
 class _Noting:
@@ -102,6 +103,9 @@ class _Frames:
             return self._failed(teller, code, error)
         finally:
             self._tell_misses(teller)
+        if "dispatch mode" in (getattr(result, "skip_reason", None) or ""):
+            teller.note_uncompiled("Dynamo compiles nothing under a TorchDispatchMode")
+            return _AS_IT_IS  # with all that it calls: counted once
         for reason in graph_break_reasons[known:]:
             teller.broke(_place(reason.user_stack), _short(reason.reason))
         raised = None if self._noted is None else self._noted.raised
