@@ -35,9 +35,7 @@ from aheadgrad.torchlayer.subclasses import form_of, is_foreign
 from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
-_TOO_MANY = (
-    "inputs are the same, require grad or share memory, or attention has its kernels, in too many ways"
-)
+_TOO_MANY = "inputs are the same, require grad, share memory or meet other kernels in too many ways"
 
 
 @dataclass(frozen=True, eq=False)
