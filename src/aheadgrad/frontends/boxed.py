@@ -177,6 +177,8 @@ class _Runner:
             script.line(line)
         body = script.lines
         one_by_one, source = script.function(", ".join(self.names))
+        if body == [f"    return {run}({', '.join(self.names)})"]:
+            one_by_one = self.entry.run
         if self.names:
             script.lines = [f"    {', '.join(self.names)}, = args", "    args.clear()", *body]
         return BoxedEntry(script.function("args")[0], one_by_one, self.entry, source)

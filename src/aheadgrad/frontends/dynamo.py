@@ -45,6 +45,8 @@ from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_o
 from aheadgrad.options import Options
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.dynamo import ignore_hooks_of_saved_tensors
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
@@ -92,7 +94,7 @@ class DynamoFunction(CompiledFunction):
             limit=options.max_entries,
         )
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_dynamo_compiling() or runs_the_original():
             return self._fn(*args, **kwargs)
         try:
@@ -103,9 +105,6 @@ class DynamoFunction(CompiledFunction):
         if self._failed:
             self._tell_failed()
         return out
-
-    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self(*args, **kwargs)
 
     def failed(self, code: CodeType, error: Exception) -> None:
         """Dynamo could not compile a frame, which now runs as it is: eager shows whether a line is wrong."""
@@ -202,7 +201,7 @@ def compile_graph(
 
     def invoke(*inputs: Any) -> Any:
         args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)
-        with preserved_node_meta():
+        with preserved_node_meta(), dispatch_restored():
             return interpreter.run(*args)
 
     try:
@@ -219,6 +218,7 @@ def compile_graph(
     if whose is not None:
         source = entry.source + "\n\n" + entry.entry.source
         whose.entries.append(GraphEntry(_place(gm) or whose.name, entry.entry, source))
+    ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call
     return torch.compiler.disable(lambda *args: entry.run(pytree.tree_leaves(args)))
@@ -237,7 +237,8 @@ def _uncompiled(gm: fx.GraphModule, reason: str, whose: DynamoFunction | None) -
         told = known()
         if told is not None:
             told.note_uncompiled(reason, where)
-        return gm.forward(*args)
+        with dispatch_restored():
+            return gm.forward(*args)
 
     return torch.compiler.disable(run)
 
