@@ -37,6 +37,8 @@ from aheadgrad.frontends.compiled import FULL, CompiledFunction, Described, runs
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.dynamo import ignore_hooks_of_saved_tensors
 from aheadgrad.torchlayer.dynamo_ops import say_plainly
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
@@ -59,7 +61,7 @@ class DynamoFunction(CompiledFunction):
         graphs = partial(compile_graph, options=options, whose=weakref.ref(self))  # Dynamo keeps it for ever
         self._run = compiled_by_dynamo(fn, graphs, self, limit=options.max_entries, **how)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_dynamo_compiling() or runs_the_original():
             return self._fn(*args, **kwargs)
         try:
@@ -70,9 +72,6 @@ class DynamoFunction(CompiledFunction):
         if self._failed:
             self._tell_failed()
         return out
-
-    def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self(*args, **kwargs)
 
     def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None:
         """Dynamo could not compile a frame, which now runs as it is: eager shows whether a line is wrong."""
@@ -135,7 +134,7 @@ def compile_graph(
 
     def invoke(*inputs: Any) -> Any:
         args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)
-        with preserved_node_meta():
+        with preserved_node_meta(), dispatch_restored():
             return interpreter.run(*args)
 
     try:
@@ -152,6 +151,7 @@ def compile_graph(
     if told is not None:
         source = entry.source + "\n\n" + entry.entry.source
         told.entries.append(Described(_place(gm) or told.name, entry.entry, source))
+    ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call
     return torch.compiler.disable(lambda *args: entry.call(*pytree.tree_leaves(args)))
@@ -169,7 +169,8 @@ def _uncompiled(gm: fx.GraphModule, reason: str, whose: _Whose) -> Callable[...,
         told = whose()
         if told is not None:
             told.note_uncompiled(why)
-        return gm.forward(*args)
+        with dispatch_restored():
+            return gm.forward(*args)
 
     return torch.compiler.disable(run)
 
