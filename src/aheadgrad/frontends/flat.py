@@ -35,7 +35,7 @@ from aheadgrad.torchlayer.subclasses import form_of, is_foreign
 from aheadgrad.torchlayer.symbols import free_dimensions, is_symbolic
 
 _SPARE = 3
-_TOO_MANY = "inputs are the same, require grad, share memory or meet other kernels in too many ways"
+_TOO_MANY = "inputs are the same, meet other kernels, require grad or share memory in too many ways"
 
 
 @dataclass(frozen=True, eq=False)

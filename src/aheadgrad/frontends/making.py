@@ -18,7 +18,7 @@ from torch import Tensor
 from aheadgrad import pipeline
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.function import Flat, make_call
-from aheadgrad.frontends.guards import ArgumentWriter, Guarded, GuardWriter
+from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
 from aheadgrad.frontends.results import check_result
 from aheadgrad.frontends.state import State, changed, swapped
@@ -68,8 +68,8 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        arguments = ArgumentWriter(self.flat, numbers)
-        made = GuardWriter(arguments, entry, self.state, self.look).write(self.name, args, kwargs)
+        writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
+        made = writer.write(self.name, args, kwargs)
         entry.captured.release()
         return made
 
