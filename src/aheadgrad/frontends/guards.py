@@ -1,9 +1,7 @@
 """The check of an entry made by tracing: generated code that tells whether a call fits, and finds its inputs.
 
-The check takes the call's arguments and returns the entry's flat inputs, or MISS when any
-assumption does not hold. In order, the common case first:
-
-    ambient state, arguments and their structure, module trees, cells and globals, all tensors, memory
+The check takes the call's arguments and returns the entry's flat inputs, or MISS when an assumption does not
+hold: ambient state, arguments and their structure, modules and names, all tensors, memory, in this order.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
-from aheadgrad.frontends.state import ABSENT, Look, State
-from aheadgrad.frontends.surroundings import STAMP, Surroundings
+from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
 from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.stage import Entry
 from aheadgrad.torchlayer import trees as pytree
@@ -34,13 +31,9 @@ _FEW = 4
 
 
 class Guarded(Described):
-    """An entry with its check.
-
-    `check` gives the entry's inputs or MISS, `call` runs it or gives MISS, `why` says what is against a call.
-    """
+    """`check` gives the entry's inputs or MISS, `call` runs it or gives MISS, `why` tells the reason."""
 
     check: Callable[..., Any]
-    call: Callable[..., Any]
     why: Callable[..., Any]
 
 
@@ -86,20 +79,13 @@ class GuardWriter(Check):
         inputs = [*inputs[:count], *self.numbers, *inputs[count:]]
         check, why = Script("check", self.names), self.why()
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
-        self.script.lines += self._run(self._spread(inputs))
+        run = self.assembled.inline or (lambda given: [f"    return {entry}({given})"])
+        entry = "" if self.assembled.inline else self.names.name(self.assembled.run, "entry")
+        self.script.lines += run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
-        made = Guarded(name, self.entry, f"{source}\n\n{self.entry.source}")
-        made.check, made.call, made.why = (
-            check.function("args, kwargs")[0],
-            call,
-            why.function("args, kwargs")[0],
-        )
+        made = Guarded(self.entry, call, source, name)
+        made.check, made.why = (script.function("args, kwargs")[0] for script in (check, why))
         return made
-
-    def _run(self, inputs: str) -> list[str]:
-        if self.assembled.inline is not None:
-            return self.assembled.inline(inputs)
-        return [f"    return {self.names.name(self.assembled.run, 'entry')}({inputs})"]
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Structures are taken apart by what pytree knows of them.
