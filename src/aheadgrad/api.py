@@ -9,7 +9,6 @@ from torch import nn
 
 from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import InvalidOption
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
@@ -18,6 +17,7 @@ from aheadgrad.frontends.function import flatten, make_call, parameter_names
 from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
+from aheadgrad.recording.captured import Captured
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.transforms import without_functionalize
 

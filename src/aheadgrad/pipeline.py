@@ -13,13 +13,13 @@ rehearsal   ops that eager would run and the program does not need are run once:
 from __future__ import annotations
 
 from aheadgrad.backends.stage import compile_split
-from aheadgrad.capture.forward import Call
-from aheadgrad.capture.rehearse import rehearse
-from aheadgrad.capture.stage import Captured, capture_call
 from aheadgrad.options import Options
 from aheadgrad.partition.stage import partition
+from aheadgrad.recording.captured import Captured, capture_call
+from aheadgrad.recording.forward import Call
+from aheadgrad.recording.rehearse import rehearse
 from aheadgrad.report.journal import Journal
-from aheadgrad.runtime.stage import Entry, make_entry
+from aheadgrad.runtime.entry import Entry, make_entry
 from aheadgrad.torchlayer.lock import RECORDING
 
 

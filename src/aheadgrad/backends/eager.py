@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from aheadgrad.emit.calls import callee
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.program.program import Program
-from aheadgrad.runtime.calls import callee
-from aheadgrad.runtime.emit import Namespace, Script
 
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from aheadgrad.torchlayer.autograd import set_grad_enabled
 
 if TYPE_CHECKING:
+    from aheadgrad.emit.script import Script
     from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
 
 
 def emit(script: Script, a: Assembly) -> None:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.ports import Write, Written
 from aheadgrad.facts.facts import Facts, InputFacts, TheInput
 from aheadgrad.program.slots import Slot, UserOutput
+from aheadgrad.recording.ports import Write, Written
 from aheadgrad.torchlayer import functional
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.session import Session
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.recording.captured import Captured
+    from aheadgrad.recording.session import Session
 
 aten = torch.ops.aten
 

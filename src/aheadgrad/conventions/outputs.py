@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aheadgrad.emit.calls import callee
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -23,12 +24,11 @@ from aheadgrad.facts.facts import (
     ViewOf,
 )
 from aheadgrad.program.slots import UserOutput, ViewBase
-from aheadgrad.runtime.calls import callee
 from aheadgrad.torchlayer.autograd import set_creation_meta, set_grad_enabled, set_version
 
 if TYPE_CHECKING:
+    from aheadgrad.emit.script import Script
     from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
 
 
 # A stale view was made at another version of its base than the present one. Made at a version far

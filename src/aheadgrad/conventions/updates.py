@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aheadgrad.conventions import subclasses
+from aheadgrad.conventions import wholes
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.program.slots import OldMemory, UpdatedInput
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 if TYPE_CHECKING:
+    from aheadgrad.emit.script import Script
     from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
 
 
 def _exit_of(a: Assembly, fact: InputFacts) -> str | None:
@@ -32,7 +32,7 @@ def any_tracked(a: Assembly) -> bool:
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
-    subclasses.emit_parts(script, a)
+    wholes.emit_parts(script, a)
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
@@ -59,10 +59,10 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     target = a.input_names[fact.index]
     if fact.parts is not None:
         # First, as autograd remembers at which version it made a view's history.
-        by = 0 if a.inference else fact.version_bumps - subclasses.own_bumps(fact)
+        by = 0 if a.inference else fact.version_bumps - wholes.own_bumps(fact)
         if by > 0 or fact.index < 0:
             _emit_bump(script, target, by)
-        subclasses.emit_history(script, a, fact)
+        wholes.emit_history(script, a, fact)
         if by < 0 and fact.index >= 0:
             _emit_bump(script, target, by)
         return

@@ -20,17 +20,17 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
-from aheadgrad.capture.entrances import Entrance
-from aheadgrad.capture.forward import Call, Scalar
-from aheadgrad.capture.origins import stacklevel_of_user
-from aheadgrad.capture.shared import whole_storage
+from aheadgrad.emit.script import Script
 from aheadgrad.errors import FallbackWarning, UnsupportedInput, reason_of
 from aheadgrad.frontends import module as modules
 from aheadgrad.frontends.guarded_memory import depends_on_offsets
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
-from aheadgrad.runtime.emit import Script
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.recording.entrances import Entrance
+from aheadgrad.recording.forward import Call, Scalar
+from aheadgrad.recording.origins import stacklevel_of_user
+from aheadgrad.recording.shared import whole_storage
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
 from aheadgrad.torchlayer.fake import FakeTensor

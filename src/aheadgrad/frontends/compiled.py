@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import nn
 
-from aheadgrad.capture.lift import Lift
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import FallbackError, FallbackWarning
 from aheadgrad.options import Options
+from aheadgrad.recording.lift import Lift
+from aheadgrad.recording.origins import stacklevel_of_user
 from aheadgrad.report.text import explain_entry, summary
 from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
 

@@ -28,7 +28,6 @@ from torch import fx
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import (
     AheadgradError,
     DataDependentError,
@@ -43,7 +42,8 @@ from aheadgrad.frontends import misses
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_original
 from aheadgrad.options import Options
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.recording.origins import stacklevel_of_user
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from aheadgrad.emit.script import Namespace
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.plain import SIMPLE, Same, freeze, frozen
-from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 
 if TYPE_CHECKING:

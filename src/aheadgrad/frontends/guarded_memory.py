@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.stage import Captured
+from aheadgrad.recording.captured import Captured
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import parts_of

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from aheadgrad.capture.shared import whole_storage
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import MISS
 from aheadgrad.frontends.guarded_ambient import write_ambient
@@ -27,8 +27,8 @@ from aheadgrad.frontends.misses import Reason, shown, tensor_reason
 from aheadgrad.frontends.plain import describe, freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import ABSENT, Look, Place, State, is_plain_list
 from aheadgrad.frontends.surroundings import Surroundings, tables_of
-from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.recording.shared import whole_storage
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of, kind_of_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes

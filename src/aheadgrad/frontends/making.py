@@ -26,7 +26,7 @@ from aheadgrad.frontends.plain import freeze, frozen, insides, refill
 from aheadgrad.frontends.results import check_result, return_text
 from aheadgrad.frontends.state import State, changed
 from aheadgrad.options import Options
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dynamo import Symbols
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.emit.script import Namespace
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.plain import FIXED, SIMPLE
-from aheadgrad.runtime.emit import Namespace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.symbols import is_symbolic
 

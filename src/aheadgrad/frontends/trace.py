@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import (
     AheadgradError,
     DataDependentError,
@@ -32,6 +31,7 @@ from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
+from aheadgrad.recording.origins import stacklevel_of_user
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import is_view

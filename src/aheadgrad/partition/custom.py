@@ -32,7 +32,7 @@ from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.recording.captured import Captured
 
 PartitionFn = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 

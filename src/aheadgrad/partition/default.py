@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.capture.cut import Cutter
-from aheadgrad.capture.exits import Exit
-from aheadgrad.capture.histories import at_hand, kept_by_eager
-from aheadgrad.capture.joint import Gradients
 from aheadgrad.partition.split import SavedSet, SavedValue, needed_symbols
 from aheadgrad.program.slots import Slot
+from aheadgrad.recording.cut import Cutter
+from aheadgrad.recording.exits import Exit
+from aheadgrad.recording.histories import at_hand, kept_by_eager
+from aheadgrad.recording.joint import Gradients
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import expression, is_symbolic, places

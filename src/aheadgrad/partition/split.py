@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aheadgrad.capture.cut import Cutter
-from aheadgrad.capture.joint import Gradients
-from aheadgrad.capture.ports import Port
 from aheadgrad.conventions import in_graph
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.program.check import check
 from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
+from aheadgrad.recording.cut import Cutter
+from aheadgrad.recording.joint import Gradients
+from aheadgrad.recording.ports import Port
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import free_symbols
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.higher import Derivative
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.recording.captured import Captured
+    from aheadgrad.recording.orders import Derivative
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from aheadgrad.capture.joint import Gradients
-from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
 from aheadgrad.options import Options
 from aheadgrad.partition.custom import split_with
@@ -19,6 +17,8 @@ from aheadgrad.partition.split import (
     forward_program,
 )
 from aheadgrad.program.program import Program
+from aheadgrad.recording.captured import Captured
+from aheadgrad.recording.joint import Gradients
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import symbols_of_numbers
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from aheadgrad.program.show import type_text
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.stage import Captured
     from aheadgrad.program.program import Program
-    from aheadgrad.runtime.stage import Entry
+    from aheadgrad.recording.captured import Captured
+    from aheadgrad.runtime.entry import Entry
 
 
 def explain_captured(captured: Captured) -> str:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aheadgrad.runtime.emit import Script
+from aheadgrad.emit.script import Script
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.backends.eager import Boxed
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.recording.captured import Captured
 
 
 def arranged(captured: Captured, forward: Boxed) -> Boxed:

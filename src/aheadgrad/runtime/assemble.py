@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.components import Passage
-from aheadgrad.capture.exits import Exit
 from aheadgrad.conventions import ambient, outputs, updates
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.facts.facts import Facts
-from aheadgrad.runtime.emit import Namespace, Script
+from aheadgrad.recording.components import Passage
+from aheadgrad.recording.exits import Exit
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.autograd import history_now, set_grad_enabled
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions.subclasses import tangent_pattern
+from aheadgrad.conventions.wholes import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 
 Run = Callable[[list[Any]], list[Any]]

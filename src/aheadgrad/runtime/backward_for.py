@@ -7,12 +7,12 @@ from typing import Any
 
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Backend, compile_program
-from aheadgrad.capture.components import Component
-from aheadgrad.capture.higher import Level
-from aheadgrad.capture.joint import dense_order
-from aheadgrad.conventions.subclasses import backward_of_wholes
+from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.partition.split import SavedSet, backward_program
+from aheadgrad.recording.components import Component
+from aheadgrad.recording.joint import dense_order
+from aheadgrad.recording.orders import Level
 from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Backward, Failure
 from aheadgrad.runtime.by_sizes import record

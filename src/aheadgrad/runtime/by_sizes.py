@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aheadgrad.capture.higher import Level
 from aheadgrad.errors import CaptureError
+from aheadgrad.recording.orders import Level
 from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.by_values import ByValues, attempt
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial, sizes_from

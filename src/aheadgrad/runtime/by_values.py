@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aheadgrad.capture.forward import explained
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import DataDependentError, FallbackWarning, HigherOrderError, reason_of
+from aheadgrad.recording.forward import explained
+from aheadgrad.recording.origins import stacklevel_of_user
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, sizes_from
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.higher import Level
+    from aheadgrad.recording.orders import Level
 
 
 def looks_at_values(error: Exception) -> bool:

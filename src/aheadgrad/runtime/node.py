@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions.subclasses import tangent_test
+from aheadgrad.conventions.wholes import tangent_test
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure
-from aheadgrad.runtime.emit import Namespace, Script
 from aheadgrad.runtime.fates import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
 
 if TYPE_CHECKING:
-    from aheadgrad.runtime.higher import Higher
+    from aheadgrad.runtime.differentiable import Higher
 
 
 def make_node(

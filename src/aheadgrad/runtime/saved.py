@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from aheadgrad.capture.components import Component
-from aheadgrad.capture.stage import Captured
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.partition.split import SavedValue, SplitPrograms
 from aheadgrad.program.slots import UpdatedInput
+from aheadgrad.recording.captured import Captured
+from aheadgrad.recording.components import Component
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import part_names, values_of
 

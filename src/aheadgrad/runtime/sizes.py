@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.joint import order_of
 from aheadgrad.errors import CaptureError, FallbackError
+from aheadgrad.recording.joint import order_of
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.strides import dense_strides
@@ -37,7 +37,7 @@ from aheadgrad.torchlayer.subclasses import (
 from aheadgrad.torchlayer.symbols import constant_of, expression, is_symbolic, places, python_text
 
 if TYPE_CHECKING:
-    from aheadgrad.capture.stage import Captured
+    from aheadgrad.recording.captured import Captured
 
 
 def same_kind(a: Form, b: Form) -> bool:

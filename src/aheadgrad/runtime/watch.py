@@ -13,14 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.capture.components import Component
-from aheadgrad.capture.exits import is_own
-from aheadgrad.capture.histories import saved_attributes, view_source
-from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
 from aheadgrad.partition.split import SavedSet
 from aheadgrad.program.slots import UpdatedInput
+from aheadgrad.recording.captured import Captured
+from aheadgrad.recording.components import Component
+from aheadgrad.recording.exits import is_own
+from aheadgrad.recording.histories import saved_attributes, view_source
 from aheadgrad.torchlayer.functional import is_wrapped, storage_key
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 

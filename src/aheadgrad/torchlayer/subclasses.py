@@ -26,6 +26,12 @@ from aheadgrad.torchlayer.fake import FakeTensor
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _KEPT_KEYS = torch._C._additional_keys_to_prop_for_wrapper_tensors
+make_wrapper: Any = Tensor._make_wrapper_subclass
+
+
+def dispatch_keys(t: Tensor) -> int:
+    """Whom the dispatcher asks about a tensor, as one number."""
+    return int(torch._C._dispatch_keys(t).raw_repr())
 
 
 def is_plain(t: Tensor) -> bool:
