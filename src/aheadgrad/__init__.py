@@ -9,7 +9,7 @@ from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
-from aheadgrad.recording.captured import Captured
+from aheadgrad.report.text import Captured
 
 __version__ = "0.1.0"
 __all__ = [

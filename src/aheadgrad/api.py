@@ -17,8 +17,8 @@ from aheadgrad.frontends.function import flatten, make_call, parameter_names
 from aheadgrad.frontends.module import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
-from aheadgrad.recording.captured import Captured
 from aheadgrad.report.journal import Journal
+from aheadgrad.report.text import Captured
 from aheadgrad.torchlayer.transforms import without_functionalize
 
 
@@ -93,4 +93,6 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     places = holders(fn) if isinstance(fn, nn.Module) else []
     flat = flatten(args, kwargs, parameter_names(fn))
     call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
-    return pipeline.run_capture(call, Options(), Journal())
+    journal = Journal()
+    _, joint = pipeline.record(call, Options(), journal)
+    return Captured(joint, journal)

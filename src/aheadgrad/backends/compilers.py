@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from aheadgrad.backends.eager import Boxed
-from aheadgrad.program.program import Program
+from aheadgrad.backends.contract import Boxed, Executable, Request
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -68,14 +67,15 @@ class Compilers:
     inference: Compiler
     number: int
 
-    def __call__(self, program: Program) -> Boxed:
-        if program.role == "backward":
-            return _Later(lambda: self._compile(self.backward, program))
-        return self._compile(self.forward if program.role == "forward" else self.inference, program)
+    def __call__(self, request: Request) -> Executable:
+        if request.role == "backward":
+            return Executable(_Later(lambda: self._compile(self.backward, request)))
+        compiler = self.forward if request.role == "forward" else self.inference
+        return Executable(self._compile(compiler, request))
 
-    def _compile(self, compiler: Compiler, program: Program) -> Boxed:
-        with _compiling(f"{self.number}_{program.role}"):
-            made = compiler(program.module, program.example_inputs())
+    def _compile(self, compiler: Compiler, request: Request) -> Boxed:
+        with _compiling(f"{self.number}_{request.role}"):
+            made = compiler(request.module, request.example_inputs())
         return made if getattr(made, "_boxed_call", False) else make_boxed_func(made)
 
 

@@ -7,17 +7,12 @@ counter moves as far as it did in the recorded run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aheadgrad.conventions import wholes
+from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import Geometry, InputFacts
-from aheadgrad.program.slots import OldMemory, UpdatedInput
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
-
-if TYPE_CHECKING:
-    from aheadgrad.emit.script import Script
-    from aheadgrad.runtime.assemble import Assembly
 
 
 def _exit_of(a: Assembly, fact: InputFacts) -> str | None:
@@ -152,24 +147,3 @@ def emit_leaves(script: Script, a: Assembly) -> None:
     for fact in a.facts.inputs:
         if fact.becomes_leaf or fact.leaf_meanwhile:
             script.line(f"{a.input_names[fact.index]}.requires_grad_()")
-
-
-def updated_exits(a: Assembly) -> dict[int, int]:
-    """Input index -> position of its new value among the forward's results."""
-    found: dict[int, int] = {}
-    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, UpdatedInput)]
-    changed = [
-        f.index
-        for f in a.facts.inputs
-        if f.index not in a.in_graph_updates and (f.data_changed or f.geometry or f.storage_changed)
-    ]
-    for index, position in zip(changed, positions, strict=True):
-        found[index] = position
-    return found
-
-
-def old_memory_exits(a: Assembly) -> dict[int, int]:
-    """Input index -> position of what its former memory holds now."""
-    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, OldMemory)]
-    changed = [f.index for f in a.facts.inputs if f.old_memory_changed]
-    return dict(zip(changed, positions, strict=True))

@@ -12,16 +12,19 @@ does. Only the program's call deals with parts:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from aheadgrad.backends.contract import Executable
+from aheadgrad.conventions.assembly import Assembly
 from aheadgrad.emit.makers import maker
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.facts.facts import InputFacts
+from aheadgrad.joint.level import Gradients, Joint, is_own
+from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
-from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
@@ -29,19 +32,11 @@ from aheadgrad.torchlayer.subclasses import (
     Plain,
     form_of,
     is_foreign,
-    is_ragged,
     part_names,
-    parts_of,
     same_meta,
     silent_copy,
 )
-from aheadgrad.torchlayer.symbols import is_symbolic
-
-if TYPE_CHECKING:
-    from aheadgrad.backends.eager import Boxed
-    from aheadgrad.recording.captured import Captured
-    from aheadgrad.recording.joint import Gradients
-    from aheadgrad.runtime.assemble import Assembly
+from aheadgrad.torchlayer.symbols import Number, is_ragged, is_symbolic
 
 Inline = Callable[[Script, list[str]], list[str]]
 
@@ -90,50 +85,45 @@ def _look(names: Namespace, form: Form, inner: list[str]) -> tuple[str, str]:
     return names.literal(form.size), names.literal(form.stride)
 
 
-def forward_of_wholes(captured: Captured, forward: Boxed, results: int) -> Boxed:
+def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Executable:
     """The forward, taking and returning whole tensors; `results` are those of the program itself."""
-    if not captured.session.veiled:
-        return forward
-    entering = [value for _, value in captured.wholes]
-    tensors = len(captured.session.entrances)
-    given_parts = captured.session.given_parts()
-    leaving = [(e.value, _is_handed_out(captured, i)) for i, e in enumerate(captured.exits)]
+    tensors = len(joint.entrances)
 
     def inline(script: Script, given: list[str]) -> list[str]:
         places: list[str] = []
         wholes_given, numbers = iter(given[:tensors]), iter(given[tensors:])
-        for value in entering:
+        for _, value in joint.wholes:
             if type(value) is Bundle:
                 places += open_up(script, value.form, next(wholes_given))
-            elif isinstance(value, Tensor):
+            elif type(value) is Value:
                 places.append(next(wholes_given))
             else:
-                places.append(next(numbers) if is_symbolic(value) else script.names.literal(value))
+                places.append(next(numbers) if type(value) is Number else script.names.literal(value))
         values = iter(_lines(forward, script, places, results))
         wholes: list[str] = []
-        for i, (value, wanted) in enumerate(leaving):
-            if type(value) is not Bundle:
+        for i, e in enumerate(joint.own_exits):
+            if type(e.value) is not Bundle:
                 wholes.append(next(values))
                 continue
-            parts = part_names(value, f"r{i}")
-            traced = parts_of(captured.exits[i].traced)
-            for name, part, veil in zip(parts, value.parts, traced, strict=True):
-                cut = ".detach()" if id(veil) not in given_parts and _is_view(captured, part) else ""
+            parts = part_names(e.value, f"r{i}")
+            for name, part, given_part in zip(parts, e.value.parts, e.given, strict=True):
+                cut = ".detach()" if not given_part and _is_view(joint, part) else ""
                 script.line(f"{name} = {next(values)}{cut}")
-            wholes.append(put_together(script.names, value.form, iter(parts)) if wanted else "None")
+            wanted = e.differentiable or is_own(joint.facts, e.slot)  # rather than its parts' values alone
+            wholes.append(put_together(script.names, e.value.form, iter(parts)) if wanted else "None")
         return [*wholes, *values]
 
-    return _boxed("forward_of_wholes", inline, tensors + len(captured.numbers))
+    return _boxed("forward_of_wholes", inline, tensors + len(joint.numbers))
 
 
-def unchanged_wholes(captured: Captured) -> frozenset[str]:
+def unchanged_wholes(joint: Joint) -> frozenset[str]:
     """What inputs are called that are subclasses and have no part in the node's outputs."""
-    changed = {f.index for f in captured.facts.inputs if f.history_changed}
-    entrances = enumerate(captured.session.entrances)
-    return frozenset(f"p{i}" for i, e in entrances if e.form is not None and i not in changed)
+    changed = {f.index for f in joint.facts.inputs if f.history_changed}
+    entrances = enumerate(joint.entrances)
+    return frozenset(f"p{i}" for i, e in entrances if type(e.value) is Bundle and i not in changed)
 
 
-def backward_of_wholes(gradients: Gradients, run: Boxed, saved: int) -> Boxed:
+def backward_of_wholes(gradients: Gradients, run: Executable, saved: int) -> Executable:
     """A backward that takes tangents and returns gradients as whole tensors."""
     tangents = [t for t in gradients.tangents if t is not None]
     if not any(type(v) is Bundle for v in (*tangents, *gradients.grads)):
@@ -156,40 +146,26 @@ def backward_of_wholes(gradients: Gradients, run: Boxed, saved: int) -> Boxed:
     return _boxed("backward_of_wholes", inline, saved + len(tangents))
 
 
-def _lines(run: Any, script: Script, places: list[str], results: int) -> list[str]:
+def _lines(run: Executable, script: Script, places: list[str], results: int) -> list[str]:
     """The program's own lines where it has them, a call otherwise."""
-    inline = getattr(run, "inline", None)
-    if inline is not None:
-        found: list[str] = inline(script, places)
-        return found
-    script.line(f"results = {script.names.name(run, 'program')}([{', '.join(places)}])")
+    if run.inline is not None:
+        return run.inline(script, places)
+    script.line(f"results = {script.names.name(run.call, 'program')}([{', '.join(places)}])")
     return [f"results[{k}]" for k in range(results)]
 
 
-def _boxed(title: str, inline: Inline, count: int) -> Boxed:
+def _boxed(title: str, inline: Inline, count: int) -> Executable:
     script = Script(title)
     given = [f"p{i}" for i in range(count)]
     if given:
         script.line(f"{', '.join(given)}, = args")
         script.line("args.clear()")
     script.line(f"return [{', '.join(inline(script, given))}]")
-    function: Any = script.function("args")[0]
-    function.inline = inline
-    boxed: Boxed = function
-    return boxed
+    return Executable(script.function("args")[0], inline=inline)
 
 
-def _is_handed_out(captured: Captured, i: int) -> bool:
-    """Is the whole needed, rather than its parts' values alone?"""
-    from aheadgrad.recording.exits import is_own
-
-    e = captured.exits[i]
-    return e.differentiable or is_own(captured.facts, e.slot)
-
-
-def _is_view(captured: Captured, value: Tensor) -> bool:
-    made = captured.session.trace.producer(value)
-    return made is None or is_view_op(captured.session.trace.records[made.record].target)
+def _is_view(joint: Joint, value: Value) -> bool:
+    return value.op is None or joint.tape.is_view(value)
 
 
 # ---- updates --------------------------------------------------------------------------------

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.symbols import MODULES, is_symbolic
+from aheadgrad.torchlayer.symbols import MODULES, Shape, is_symbolic
 
 if TYPE_CHECKING:
-    from aheadgrad.runtime.sizes import SizeTexts
+    from aheadgrad.emit.sizes import SizeTexts
 
 _count = itertools.count()
 
@@ -55,7 +55,7 @@ class Namespace:
             return repr(value)
         if self.sizes is not None and is_symbolic(value):
             return self.sizes.text(value)
-        if isinstance(value, torch.Size) and any(map(is_symbolic, value)):
+        if type(value) is Shape:
             return f"{self.name(torch.Size, 'Size')}({self.literal(list(value))})"
         if type(value) is float and math.isfinite(value):
             return repr(value)

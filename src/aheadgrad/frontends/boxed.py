@@ -28,8 +28,8 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter, Slot, UserInput
 from aheadgrad.recording.entrances import Entrance
 from aheadgrad.recording.forward import Call, Scalar
-from aheadgrad.recording.origins import stacklevel_of_user
 from aheadgrad.recording.shared import whole_storage
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of

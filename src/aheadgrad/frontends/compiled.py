@@ -21,7 +21,7 @@ from torch import nn
 from aheadgrad.errors import FallbackError, FallbackWarning
 from aheadgrad.options import Options
 from aheadgrad.recording.lift import Lift
-from aheadgrad.recording.origins import stacklevel_of_user
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.text import explain_entry, summary
 from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
 

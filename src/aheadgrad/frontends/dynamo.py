@@ -42,7 +42,7 @@ from aheadgrad.frontends import misses
 from aheadgrad.frontends.boxed import compile_flat
 from aheadgrad.frontends.compiled import CompiledFunction, Described, runs_the_original
 from aheadgrad.options import Options
-from aheadgrad.recording.origins import stacklevel_of_user
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import value_is_read

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from aheadgrad.recording.captured import Captured
+from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.dispatch import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aheadgrad.frontends.guards import GuardWriter
 
 
-def write_ambient(writer: GuardWriter, captured: Captured, *, implied: bool) -> None:
+def write_ambient(writer: GuardWriter, captured: Recording, *, implied: bool) -> None:
     """What has to hold around the call.
 
     Transforms, inference mode and autocast change which layers of torch a tensor passes through, and

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.recording.captured import Captured
+from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import parts_of
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Memory:
     """What an entry depends on."""
 
-    def __init__(self, captured: Captured, reals: Sequence[Tensor]) -> None:
+    def __init__(self, captured: Recording, reals: Sequence[Tensor]) -> None:
         facts = captured.facts
         changes = any(f.data_changed or f.storage_changed for f in facts.inputs)
         self.captured = captured
@@ -90,7 +90,7 @@ def _storages(writer: GuardWriter, inputs: list[str], unless: Callable[[str], No
         unless(f"storages.isdisjoint(({text}, ))")
 
 
-def depends_on_offsets(captured: Captured) -> bool:
+def depends_on_offsets(captured: Recording) -> bool:
     if captured.session.reads_offsets:
         return True
     if any(f.geometry for f in captured.facts.inputs) or captured.session.members:

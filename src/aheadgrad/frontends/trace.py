@@ -31,7 +31,7 @@ from aheadgrad.frontends.making import Guarded, Making
 from aheadgrad.frontends.misses import Miss
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.options import Options
-from aheadgrad.recording.origins import stacklevel_of_user
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import is_view

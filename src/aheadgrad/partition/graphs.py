@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import fx
 
-from aheadgrad.recording.trace import has_effect
+from aheadgrad.program.effects import has_effect
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 

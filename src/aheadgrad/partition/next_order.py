@@ -12,21 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from aheadgrad.errors import HigherOrderError
-from aheadgrad.partition.default import walk_backward
-from aheadgrad.partition.split import SavedSet, SavedValue, tangent_name
+from aheadgrad.joint.level import Gradients, NextOrder
+from aheadgrad.partition.choose import at_hand, kept_by_eager, walk_backward
+from aheadgrad.partition.saved import SavedSet, SavedValue
+from aheadgrad.partition.split import tangent_name
 from aheadgrad.program.check import check
+from aheadgrad.program.cut import Cutter, same_views
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
-from aheadgrad.recording.components import Component
-from aheadgrad.recording.histories import at_hand, kept_by_eager
-from aheadgrad.recording.joint import Gradients
-from aheadgrad.recording.orders import Derivative
-from aheadgrad.recording.ports import Port
+from aheadgrad.program.slots import Tangent
+from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
-from aheadgrad.torchlayer.symbols import expression
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,73 +39,51 @@ class HigherSplit:
     saved: tuple[SavedSet, ...]
 
 
-def split_higher(derivative: Derivative, given: SavedSet) -> HigherSplit:
-    derivative.cutter.name_records()
-    with derivative.cutter.merging_views({id(s.value) for s in given.tensors}):
-        return _split(derivative, given)
-
-
-def _split(derivative: Derivative, given: SavedSet) -> HigherSplit:
-    cutter = derivative.cutter
-    recorded = derivative.recorded
-    tangents = [t for t in recorded.tangents if t is not None]
+def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
+    cutter = level.cutter(same=same_views(level.tape, {s.value for s in given.tensors}))
+    recorded, tape = level.recorded, level.tape
+    present = [(k, t) for k, t in enumerate(recorded.tangents) if t is not None]
     pool = list(given.tensors)
-    below = derivative.below
-    names = [tangent_name(below, k) for k, t in enumerate(recorded.tangents) if t is not None]
-    pool += [SavedValue(t, name, "a tangent") for t, name in zip(tangents, names, strict=True)]
-    boundary = {id(s.value): k for k, s in enumerate(pool)}
-    values = [e.value for e in derivative.exits]
-    symbols = {expression(number) for _, number in given.sizes}
+    pool += [SavedValue(t, tangent_name(level.order - 1, k), "a tangent") for k, t in present]
+    boundary = {s.value: k for k, s in enumerate(pool)}
+    values = [e.value for e in level.own_exits]
+    symbols = {number.expr for _, number in given.sizes}
     here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
-    here = {i for i in here if not is_view_op(cutter.trace.records[i].target)}
+    here = {i for i in here if not is_view_op(tape.ops[i].target)}
+    start = len(pool)
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
-    for component, g in zip(derivative.joint.components, derivative.gradients, strict=True):
-        positions = set(range(len(given.tensors) + len(tangents))) if g is None else set()  # who knows
-        used = [] if g is None else _used(derivative, g, here, set(boundary), symbols)
-        used += _also_kept(derivative, component, [value for value, _ in used], here, set(boundary))
-        for value, user in used:
-            if id(value) not in boundary:
-                boundary[id(value)] = len(pool)
-                pool.append(SavedValue(value, cutter.value_name(value) or "value", f"used by {user}"))
-            positions.add(boundary[id(value)])
+    for component, g in zip(level.components, level.gradients, strict=True):
+        positions = set(range(start)) if g is None else set()  # who knows
+        used = {} if g is None else _used(cutter, g, here, set(boundary), symbols)
+        for value in kept_by_eager(tape, component, used):
+            whole = at_hand(tape, value, boundary, here)
+            if whole is not None:
+                used.setdefault(whole, "derivatives of higher order")
+        for value, user in used.items():
+            if value not in boundary:
+                boundary[value] = len(pool)
+                pool.append(SavedValue(value, tape.name_of(value) or "value", f"used by {user}"))
+            positions.add(boundary[value])
         kept.append(tuple(sorted(positions)))
         saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
-    new = pool[len(given.tensors) + len(tangents) :]
-    return HigherSplit(_program(derivative, given, new), tuple(kept), tuple(saved))
-
-
-def _also_kept(
-    derivative: Derivative, component: Component, used: list[Tensor], here: set[int], boundary: set[int]
-) -> list[tuple[Tensor, str]]:
-    """What eager keeps beside that, as far as it is at hand."""
-    trace = derivative.cutter.trace
-    found = []
-    for value in kept_by_eager(trace, component.nodes, used, derivative.cutter.source):
-        whole = at_hand(trace, value, boundary, here)
-        if whole is not None:
-            found.append((whole, "derivatives of higher order"))
-    return found
+    program = _program(level, cutter, given, SavedSet(tuple(pool[start:])))
+    return HigherSplit(program, tuple(kept), tuple(saved))
 
 
 def _used(
-    derivative: Derivative, g: Gradients, here: set[int], boundary: set[int], given: set[Any]
-) -> list[tuple[Tensor, str]]:
+    cutter: Cutter, g: Gradients, here: set[int], boundary: set[Value], given: set[Any]
+) -> dict[Value, str]:
     """The values that a next backward takes from this one, each with a reason."""
-    users: dict[int, str] = {}
-    values: dict[int, Tensor] = {}
-    tangents = {id(t) for t in g.tangents if t is not None}
-    cutter = derivative.cutter
-    crossed = walk_backward(cutter, g, here, tangents, users, values, boundary, given)
+    used, crossed = walk_backward(cutter, g, here, given, boundary)
     for i in crossed:
-        record = cutter.trace.records[i]
-        if record.phase == "forward" and record.keep:
-            why = "draws random numbers" if is_random(record.target) else "must not run twice"
-            raise _not_kept(f"the result of {record.target}, which {why}")
-    for key, value in values.items():
-        if key not in boundary and cutter.trace.producer(value) is None:
-            raise _not_kept("an input")
-    return [(values[key], user) for key, user in users.items()]
+        op = cutter.tape.ops[i]
+        if op.phase == "forward" and op.keep:
+            why = "draws random numbers" if is_random(op.target) else "must not run twice"
+            raise _not_kept(f"the result of {op.target}, which {why}")
+    if any(value not in boundary and value.op is None for value in used):
+        raise _not_kept("an input")
+    return used
 
 
 def _not_kept(what: str) -> HigherOrderError:
@@ -119,17 +93,14 @@ def _not_kept(what: str) -> HigherOrderError:
     )
 
 
-def _program(derivative: Derivative, given: SavedSet, new: list[SavedValue]) -> Program:
-    recorded = derivative.recorded
-    ports = [Port(SavedSize(name), number, name) for name, number in given.sizes]
-    ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in given.tensors]
-    exits = derivative.below.joint.exits
+def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -> Program:
+    recorded = level.recorded
+    ports = given.ports
     for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
         if value is not None:
-            ports.append(Port(Tangent(exits[i].slot), value, tangent_name(derivative.below, number)))
-    outputs: list[tuple[Slot, object]] = [(e.slot, e.value) for e in derivative.exits]
-    outputs += [(Saved(s.name, s.reason), s.value) for s in new]
+            ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
+    outputs = [*((e.slot, e.value) for e in level.own_exits), *new.outputs]
     try:
-        return check(derivative.cutter.cut("backward", ports, outputs, {recorded.phase}))
+        return check(cutter.cut("backward", ports, outputs, {recorded.phase}))
     except AssertionError as error:
         raise _not_kept("a value of the forward") from error

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import FallbackError
+from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.program.slots import Slot
 from aheadgrad.recording.entrances import Entrance, make_entrance
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import no_function_modes
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
@@ -26,6 +27,7 @@ from aheadgrad.torchlayer.subclasses import (
     inside,
     parts_of,
 )
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -149,3 +151,25 @@ def _room(session: Session, size: Any, stride: Any, dtype: Any, device: Any) -> 
     with functional.outside():
         room = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         return FakeTensor(session.mode, room, device)
+
+
+def with_sizes(form: Form, size: tuple[Any, ...]) -> Form:
+    """A form with symbolic sizes, where all that it consists of has those of the whole."""
+    if not any(map(is_symbolic, size)):
+        return form
+    inner: list[Any] = []
+    for part in form.inner:
+        if isinstance(part, Fixed) or tuple(part.size) != tuple(form.size) or not _is_dense(part):
+            raise CaptureError(
+                f"A tangent is a {form.kind.__name__}, where another kind of tensor was expected, and is not "
+                "laid out as its parts are. Compile with dynamic=False for such tangents."
+            )
+        strides = dense_strides(size, order_of(part.stride))
+        inner.append(
+            with_sizes(part, size) if isinstance(part, Form) else replace(part, size=size, stride=strides)
+        )
+    return replace(form, inner=tuple(inner), size=size, stride=dense_strides(size, order_of(form.stride)))
+
+
+def _is_dense(part: Any) -> bool:
+    return bool(tuple(part.stride) == dense_strides(tuple(part.size), order_of(part.stride)))

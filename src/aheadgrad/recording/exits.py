@@ -5,14 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, FunctionView, InputRoot, IsRoot, ViewOf
+from aheadgrad.facts.facts import (
+    AliasRoot,
+    Facts,
+    Fresh,
+    FreshRoot,
+    FunctionView,
+    InputFacts,
+    InputRoot,
+    IsRoot,
+    ViewOf,
+)
+from aheadgrad.joint.level import is_own
 from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.recording.forward import Forward
 from aheadgrad.recording.output_facts import Aliases
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
+
+aten = torch.ops.aten
 
 
 @dataclass(eq=False)
@@ -56,18 +70,6 @@ def _unreachable(facts: Facts, root: Any) -> bool:
     """A base that is only seen through views made under no_grad: no gradient can come back to it."""
     views = [f for f in facts.outputs if isinstance(f, ViewOf) and facts.roots[f.root] is root]
     return bool(views) and all(v.without_grad for v in views)
-
-
-def is_own(facts: Facts, slot: Slot) -> bool:
-    """Is this result handed out as it is (rather than made again from a root)?"""
-    if isinstance(slot, ViewBase):
-        return True
-    if not isinstance(slot, UserOutput):
-        return False
-    fact = facts.outputs[slot.index]
-    if isinstance(fact, IsRoot):
-        return isinstance(facts.roots[fact.root], FreshRoot)
-    return isinstance(fact, Fresh)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,4 +133,43 @@ def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list
             found.append(("root", r, aliases.root_tensors[r]))
         if isinstance(root, FreshRoot) and root.leaf:
             found.append(("root", r, aliases.root_tensors[r]))
+    return found
+
+
+def kept_inside(session: Session, facts: Facts, *, keep: bool) -> frozenset[int]:
+    """Inputs whose update the graph makes itself: those that autograd need not see.
+
+    The graph knows nothing of tensor subclasses, which are updated as wholes.
+    """
+    plain = {i for i, e in enumerate(session.entrances) if e.form is None}
+    return frozenset(f.index for f in facts.inputs if keep and f.index in plain and _can_stay(f))
+
+
+def _can_stay(fact: InputFacts) -> bool:
+    if fact.index < 0 or fact.history_changed or fact.history_dropped:
+        return False
+    if fact.final_bytes is not None:
+        return False  # emptied at the very end, after its update
+    if fact.storage_changed:
+        return True
+    return fact.data_changed and fact.geometry is None
+
+
+def copies(session: Session, facts: Facts, kept: frozenset[int]) -> list[tuple[Tensor, Any]]:
+    """Inputs that a graph with a backward copies first, because they change outside of it.
+
+    Such a graph begins with a copy of that input (`clone`; `view` when only its sizes change), as every
+    backend of PyTorch knows it.
+    """
+    found: list[tuple[Tensor, Any]] = []
+    for fact in facts.inputs:
+        if fact.index < 0 or fact.index in kept or fact.storage_changed:
+            continue
+        if fact.final_bytes is not None:
+            continue  # its memory comes and goes: there may be nothing to copy yet
+        entrance = session.entrances[fact.index]
+        if fact.data_changed and session.disguises.current(entrance.seen).requires_grad:
+            found.append((entrance.value, aten.clone.default))
+        elif fact.geometry is not None and not fact.data_changed:
+            found.append((entrance.value, aten.view.default))
     return found

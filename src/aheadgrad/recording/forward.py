@@ -15,10 +15,10 @@ from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import Slot
-from aheadgrad.recording.origins import origin_of_error, raised_by_torch
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared import enter_shared
+from aheadgrad.report.origins import origin_of_error, raised_by_torch
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import no_function_modes

@@ -1,18 +1,21 @@
-"""Questions to recorded histories: what autograd's nodes saved, where views come from."""
+"""Questions to recorded histories: what autograd's nodes saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from aheadgrad.recording.trace import Trace
+from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dispatch import is_view_op
-from aheadgrad.torchlayer.subclasses import Bundle
+
+if TYPE_CHECKING:
+    from aheadgrad.recording.session import Session
 
 _ATTRIBUTES: dict[type, list[str]] = {}
+# Their recorded formula does without the result, as it may not look for zeros in the input.
+_RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
 
 
 def saved_attributes(node: Any) -> list[str]:
@@ -40,47 +43,47 @@ def saved_with_history(node: Any) -> Iterator[Tensor]:
                 yield t
 
 
-def kept_by_eager(
-    trace: Trace, nodes: Iterable[Any], used: Iterable[Tensor], source: Callable[[Tensor], Tensor]
-) -> list[Tensor]:
-    """Values with a history that torch's own nodes saved and that are not among those used.
-
-    Some of torch's derivative formulas take another way when they are differentiated themselves (that
-    of `linalg.solve` reuses the LU factors in a plain backward, and goes back to the matrix otherwise),
-    or for another part of the outputs. Eager keeps what serves all of them.
-    """
-    known = {id(v) for v in used}
-    found: dict[int, Tensor] = {}
+def saved_storages(session: Session, nodes: Iterable[Any]) -> set[Any]:
+    """The storages of everything that autograd nodes saved, by their keys."""
+    keys: set[Any] = set()
     for node in nodes:
-        for t in saved_with_history(node):
-            value = source(functional.unwrap(t))
-            if not any(id(v) in known for v in views_back(trace, value)):
-                found.setdefault(id(value), value)
-    return list(found.values())
+        keys |= session.hidden.get(node, set())
+        for name in saved_attributes(node):
+            try:
+                value = getattr(node, name)
+            except RuntimeError:
+                continue
+            _add(value, keys)
+            if name == "_saved_result" and type(node).__name__ in _RESULT_NOT_USED:
+                _check_unchanged(session, value)
+        try:
+            _add(getattr(node, "saved_tensors", ()), keys)
+        except RuntimeError:
+            continue
+    return keys
 
 
-def views_back(trace: Trace, value: Tensor) -> Iterator[Tensor]:
-    """A value, what it is a view of, what that is a view of, and so on."""
-    while True:
-        yield value
-        made = trace.producer(value)
-        if made is None or not is_view_op(trace.records[made.record].target):
-            return
-        value = trace.records[made.record].args[0]
+def _check_unchanged(session: Session, result: Any) -> None:
+    if isinstance(result, Tensor) and functional.storage_key(result) in session.layouts.touched:
+        raise FallbackError("the result of a product is changed behind autograd's back")
 
 
-def at_hand(trace: Trace, value: Tensor, given: set[int], here: set[int]) -> Tensor | None:
-    """The value, or what it is a view of, if given (by id) or made by one of these records."""
-    for v in views_back(trace, value):
-        made = trace.producer(v)
-        if id(v) in given or (made is not None and made.record in here):
-            return v
-    return None
+def holds_something(node: Any) -> bool:
+    """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
+    if type(node).__name__ == "CopySlices":
+        return True
+    try:
+        values = [getattr(node, name) for name in saved_attributes(node)]
+        values += getattr(node, "saved_tensors", ())
+    except RuntimeError:  # there is a saved tensor, though it was changed since
+        return True
+    return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
 
 
-def view_source(trace: Trace, value: Any) -> Any:
-    """The value that a chain of view ops starts from."""
-    if type(value) is Bundle:
-        return value
-    *_, first = views_back(trace, value)
-    return first
+def _add(value: Any, keys: set[Any]) -> None:
+    if isinstance(value, Tensor):
+        if functional.is_wrapped(value):
+            keys.add(functional.storage_key(value))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            _add(part, keys)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.facts.facts import Geometry, InputFacts, PartFacts
+from aheadgrad.facts.facts import Geometry, InputFacts, PartFacts, Reshape
 from aheadgrad.recording.entrances import Entrance, Member
 from aheadgrad.recording.layouts import geometry_of
 from aheadgrad.recording.session import Session
@@ -72,11 +72,16 @@ def part_facts(session: Session, current: Tensor, entrance: Entrance) -> PartFac
     changed = tuple(
         k for k, (a, b, w) in each if a is not b and functional.has_data_mutation(w) and k not in exchanged
     )
-    reshapes = tuple(session.reshapes.get(id(current), ()))
+    reshapes = _reshapes(session, current)
     same = [p.offset for p in after.plain] == [p.offset for p in before.plain] and after == before
     if (exchanged and reshapes) or not (same or exchanged or reshapes):
         raise FallbackError(f"{entrance.slot.describe()} gets another shape in a way that cannot be repeated")
     return PartFacts(changed, exchanged, reshapes) if changed or exchanged or reshapes else None
+
+
+def _reshapes(session: Session, t: Tensor) -> tuple[Reshape, ...]:
+    calls = session.reshapes.get(id(t), ())
+    return tuple(Reshape(call.function, call.args, call.kwargs, call.with_grad) for call in calls)
 
 
 def _adopted(session: Session, entrance: Entrance) -> int | None:
@@ -115,7 +120,7 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     becomes_leaf = None
     if member.is_root and history is None and member.seen.requires_grad != member.required_grad:
         becomes_leaf = member.seen.requires_grad
-    reshapes = tuple(session.reshapes.get(id(member.seen), ()))
+    reshapes = _reshapes(session, member.seen)
     return InputFacts(
         -1 - k,
         parts=PartFacts(reshapes=reshapes) if reshapes else None,

@@ -23,9 +23,9 @@ from aheadgrad.recording.session import Session
 from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
-from aheadgrad.torchlayer.strides import dense_strides
+from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
-from aheadgrad.torchlayer.symbols import is_symbolic, size_hint
+from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 Layout = tuple[Any, ...] | None
@@ -72,9 +72,10 @@ class Joint:
 
     def expected_pattern(self, component: Component) -> Pattern:
         """All tangents present, laid out like the outputs."""
-        return tuple(self._expected(i) for i in component.exits)
+        return tuple(self.expected(i) for i in component.exits)
 
-    def _expected(self, i: int) -> Any:
+    def expected(self, i: int) -> Any:
+        """The layout of the tangent of one exit, or its form."""
         traced = self.exits[i].traced
         if not is_foreign(traced):
             return tangent_layout(traced)
@@ -189,8 +190,3 @@ def tangent_layout(t: Tensor) -> tuple[Any, ...]:
 def dense_order(t: Tensor) -> tuple[int, ...]:
     """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
     return order_of(t.stride())
-
-
-def order_of(stride: Any) -> tuple[int, ...]:
-    strides = [size_hint(s) for s in stride]
-    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))

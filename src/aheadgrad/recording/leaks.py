@@ -18,7 +18,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from aheadgrad.recording.trace import Origin, Trace
+from aheadgrad.program.values import Origin
+from aheadgrad.recording.trace import Trace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.references import references
 

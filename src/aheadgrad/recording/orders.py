@@ -16,11 +16,11 @@ from torch import Tensor
 
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Gradient, Slot, Tangent
-from aheadgrad.recording.captured import Captured, record_expected
 from aheadgrad.recording.components import Component, Target
-from aheadgrad.recording.cut import Cutter
 from aheadgrad.recording.exits import Exit
-from aheadgrad.recording.joint import Gradients, Joint, Pattern
+from aheadgrad.recording.joint import Gradients, Joint
+from aheadgrad.recording.lower import Lowering
+from aheadgrad.recording.recording import Recording, record_expected
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer.assumptions import Sizes
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
@@ -30,11 +30,11 @@ from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 class Derivative:
     """The gradients of one backward, ready to be differentiated.
 
-    It offers what `Captured` offers for the first order: exits, a joint, and a way to record more.
+    It offers what `Recording` offers for the first order: exits, a joint, and a way to record more.
     `below` is what the backward belongs to.
     """
 
-    below: Captured | Derivative
+    below: Recording | Derivative
     recorded: Gradients
     backward_autocast: AutocastState | None
     exits: list[Exit] = field(default_factory=list)
@@ -72,8 +72,8 @@ class Derivative:
         return self.below.session
 
     @property
-    def cutter(self) -> Cutter:
-        return self.below.cutter
+    def lowering(self) -> Lowering:
+        return self.below.lowering
 
     @property
     def options(self) -> Options:
@@ -87,24 +87,10 @@ class Derivative:
     def has_symbols(self) -> bool:
         return self.below.has_symbols
 
-    @property
-    def one_node(self) -> bool:
-        return False
-
     def slot_of(self, target: Target) -> Slot:
         return self.slots[id(target.leaf)] if id(target.leaf) in self.slots else self.below.slot_of(target)
 
-    def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
-        grads = zip(g.component.targets, g.grads, strict=True)
-        return [(Gradient(self.slot_of(t)), grad) for t, grad in grads]
-
-    def record(
-        self,
-        component: Component,
-        pattern: Pattern,
-        state: AutocastState | None,
-        requiring: tuple[bool, ...] | None = None,
-    ) -> Gradients:
+    def record(self, component: Component, pattern: Any, state: Any, requiring: Any = None) -> Gradients:
         return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
 
     def passed_on(self, exit_number: int) -> Target | None:
@@ -113,18 +99,3 @@ class Derivative:
         if not isinstance(traced, Tensor) or traced.grad_fn is not None:
             return None
         return next((t for t in self.targets if t.leaf is traced), None)
-
-
-Level = Captured | Derivative
-
-
-def differentiate(
-    level: Level,
-    component: Component,
-    pattern: Pattern,
-    requiring: tuple[bool, ...],
-    state: AutocastState | None,
-) -> Derivative:
-    """Records a backward with a history, and the backwards of its gradients."""
-    recorded = level.record(component, pattern, state, requiring)
-    return Derivative(level, recorded, state if not level.fixed_autocast else level.backward_autocast)

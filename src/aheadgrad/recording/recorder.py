@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import DataDependentError, FallbackError
+from aheadgrad.program.values import Origin
 from aheadgrad.recording import zeros
 from aheadgrad.recording.environment import Ambient
-from aheadgrad.recording.origins import current_origin
 from aheadgrad.recording.sameness import Sameness
-from aheadgrad.recording.trace import Origin, Trace
+from aheadgrad.recording.trace import Trace
 from aheadgrad.recording.values import Unknown, Values
+from aheadgrad.report.origins import current_origin
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import (

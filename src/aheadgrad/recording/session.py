@@ -26,11 +26,11 @@ from aheadgrad.recording.leaks import Handed
 from aheadgrad.recording.lift import Lift
 from aheadgrad.recording.limits import Limits
 from aheadgrad.recording.open_sizes import OpenSizes
-from aheadgrad.recording.origins import is_users
 from aheadgrad.recording.recorder import Recorder
 from aheadgrad.recording.trace import Trace
 from aheadgrad.recording.values import Values
 from aheadgrad.recording.veils import NeedsVeils, VeiledRecorder
+from aheadgrad.report.origins import is_users
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled

@@ -9,34 +9,16 @@ graph is asked for, so ops that no result needs cost next to nothing.
 
 from __future__ import annotations
 
-import linecache
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from aheadgrad.program.effects import has_effect
+from aheadgrad.program.values import Origin
 from aheadgrad.torchlayer.autograd import AutogradNode
-from aheadgrad.torchlayer.control_flow import is_effectful
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
-from aheadgrad.torchlayer.distributed import is_collective
 from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_in
-
-
-class Origin(NamedTuple):
-    """The user's line that an op came from."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.function}"
-
-    def as_traceback(self) -> str:
-        """The line as Python's tracebacks show it."""
-        code = linecache.getline(self.file, self.line).strip()
-        return f'  File "{self.file}", line {self.line}, in {self.function}\n    {code}\n'
 
 
 class Made(NamedTuple):
@@ -55,8 +37,6 @@ class Record:
     phase: str
     origin: Origin | None
     meta: dict[str, Any] | None = None
-    name: str = ""
-    part_names: dict[int, str] = field(default_factory=dict)
     keep: bool = False
     node: AutogradNode | None = None  # whose backward it ran in
 
@@ -77,13 +57,6 @@ def _collect(values: Any, found: list[Tensor]) -> None:
             _collect(value, found)
         elif isinstance(value, dict):
             _collect(value.values(), found)
-
-
-def has_effect(target: Any) -> bool:
-    """Must the op run even when nobody uses its result? Draws random numbers, writes, asserts, talks."""
-    if is_random(target) or is_mutable(target) or is_effectful(target) or is_collective(target):
-        return True
-    return isinstance(target, OpOverload) and not target._schema.returns
 
 
 class Trace:
@@ -131,15 +104,6 @@ class Trace:
         found = set().union(*(sizes_in(p) for p in parts if isinstance(p, Tensor)))
         for symbol in found - free_symbols([list(record.args), record.kwargs]) if found else ():
             self.numbers.setdefault(symbol, []).append(index)
-
-    def maker(self, symbol: Any, phases: set[str] | None) -> int:
-        """Which record makes a symbol, as seen from these phases: one of their own comes first."""
-        makers = self.numbers[symbol]
-        for wanted in (phases or set(), {"forward"}):
-            for i in makers:
-                if self.records[i].phase in wanted:
-                    return i
-        return makers[0]
 
     def rewind(self, length: int) -> None:
         """Forgets all records from `length` on."""

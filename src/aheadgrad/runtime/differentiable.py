@@ -9,32 +9,28 @@ differentiated in turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.backends.registry import compile_program
-from aheadgrad.errors import AheadgradError, HigherOrderError
-from aheadgrad.partition.next_order import split_higher
-from aheadgrad.partition.split import SavedSet, backward_program
-from aheadgrad.recording.components import Component
-from aheadgrad.recording.forward import explained
-from aheadgrad.recording.joint import dense_order
-from aheadgrad.recording.orders import Derivative, Level, differentiate
+from aheadgrad.backends.contract import Executable
+from aheadgrad.errors import HigherOrderError
+from aheadgrad.joint.level import Component, Level, NextOrder
+from aheadgrad.partition.next_order import HigherSplit
+from aheadgrad.partition.saved import SavedSet
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
-from aheadgrad.runtime.backward_for import at_hand, backward_for, lays_out
-from aheadgrad.runtime.by_sizes import BySizes, record
+from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
-from aheadgrad.runtime.fates import fate_of
+from aheadgrad.runtime.freeing import fate_of
 from aheadgrad.runtime.links import Ways
-from aheadgrad.torchlayer.assumptions import Sizes
+from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
@@ -46,23 +42,19 @@ differentiable_runs: Counter[int] = Counter()
 class Higher:
     """The differentiable backwards of one node, by the tangents they get: made when first asked for."""
 
-    def __init__(self, level: Level, component: Component, saved: SavedSet, ways: Ways) -> None:
+    def __init__(self, level: Level, component: Component, saved: SavedSet, ways: Ways, steps: Steps) -> None:
         self.level = level
         self.component = component
         self.saved = saved
         self.ways = ways
-        self.steps: dict[Any, Step | Failure] = {}
-        self._lock = level.session.lock
-        self._expected = level.joint.expected_pattern(component)
-        self._orders = (
-            tuple(dense_order(level.joint.exits[i].traced) for i in component.exits)
-            if lays_out(level) and not level.session.veiled
-            else None
-        )
+        self.made: dict[Any, Any] = {}
+        self.steps = steps
+        orders = tuple(level.exits[i].order for i in component.exits)
+        self._orders = orders if level.lays_out and not level.veiled else None
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Gradients with a history, one per input that the node leads to."""
-        if self.level.session.veiled or not all(t is None or is_plain(t) for t in tangents):
+        if self.level.veiled or not all(t is None or is_plain(t) for t in tangents):
             raise HigherOrderError(
                 "A second derivative was asked for through a compiled call with tensor subclasses. Use the "
                 "uncompiled function where you need it."
@@ -96,45 +88,28 @@ class Higher:
         """The step for these tangents, and the tangents as it wants them."""
         if self._orders is not None:
             tangents = tuple(map(_ordered, tangents, self._orders))
-            layouts: tuple[Any, ...] = tuple(t is not None for t in tangents)
-        else:
-            layouts = tuple(None if t is None else t.stride() for t in tangents)
-        requiring = tuple(t is not None and t.requires_grad for t in tangents)
         state = None if self.level.fixed_autocast else autocast_state()
-        key = (layouts, requiring, state)
-        step = self.steps.get(key)
-        if step is None and self._orders is None and len(self.steps) >= MAX_LAYOUTS:
-            tangents = tuple(map(laid_out, tangents, self._expected))
-            key = (tuple(None if t is None else t.stride() for t in tangents), requiring, state)
-            step = self.steps.get(key)
+        key = self._key(tangents, state)
+        step = self.made.get(key)
+        if step is None and self._orders is None and len(self.made) >= MAX_LAYOUTS:
+            tangents = tuple(map(laid_out, tangents, self.component.expected))
+            key = self._key(tangents, state)
+            step = self.made.get(key)
         if step is None:
-            with self._lock:
-                step = self.steps.get(key)
+            with RECORDING:
+                step = self.made.get(key)
                 if step is None:
-                    step = self.steps[key] = self._make(key[0], requiring, state)
+                    pattern, requiring, _ = key
+                    step = self.made[key] = self.steps.differentiable(
+                        self.component, self.saved, self.ways, pattern, requiring, state
+                    )
         return step, tangents
 
-    def _make(self, layouts: Any, requiring: tuple[bool, ...], state: AutocastState | None) -> Any:
-        level = self.level
-        pattern = layouts
-        if self._orders is not None:
-            pattern = tuple(e if there else None for e, there in zip(self._expected, layouts, strict=True))
-        state = level.backward_autocast if level.fixed_autocast else state
-        exits = [level.joint.exits[i].traced for i in self.component.exits]
-        tangents = [t for t, there in zip(exits, pattern, strict=True) if there is not None]
-
-        def make(sizes: Sizes | None) -> Any:
-            try:
-                derivative = differentiate(level, self.component, pattern, requiring, state)
-            except Exception as error:
-                ours = explained(error)
-                if isinstance(ours, AheadgradError):
-                    raise ours from error
-                return Failure(error)
-            derivative.fixed_sizes = sizes
-            return make_step(derivative, self.saved, self.ways, state)
-
-        return record(level, [*at_hand(self.saved), *tangents], len(tangents), make)
+    def _key(self, tangents: tuple[Tensor | None, ...], state: AutocastState | None) -> tuple[Any, ...]:
+        """How the tangents are laid out, which of them require grad, and the autocast state."""
+        as_expected = self._orders is not None
+        layouts = tuple(None if t is None else True if as_expected else t.stride() for t in tangents)
+        return layouts, tuple(t is not None and t.requires_grad for t in tangents), state
 
 
 def one_by_one(
@@ -223,86 +198,78 @@ class Step:
             set_grad_enabled(True)
 
 
-def make_step(derivative: Derivative, given: SavedSet, ways: Ways, state: AutocastState | None) -> Step:
-    split = split_higher(derivative, given)
-    numbers = {id(t.leaf): k for k, t in enumerate(derivative.recorded.component.targets)}
-    traced = derivative.recorded.traced
-    assert traced is not None
+def make_step(
+    level: NextOrder,
+    split: HigherSplit,
+    program: Executable,
+    backwards: Sequence[Executable | None],
+    given: SavedSet,
+    ways: Ways,
+    state: AutocastState | None,
+    steps: Steps,
+) -> Step:
+    """`program` is the backward itself, `backwards` are those of its gradients, by component."""
+    numbers = {t.key: k for k, t in enumerate(level.recorded.component.targets)}
     places = {k: j for k, j in enumerate(ways.carried) if j is not None}  # input number to pool position
-    position = len(given.tensors)
-    for i, t in enumerate(traced.tangents):
-        if t is not None:
-            number = len(ways.carried) + i
-            numbers[id(t)] = number
-            places[number] = position
-            position += 1
-    nodes = tuple(
-        _next_node(derivative, number, split.kept[number], split.saved[number], numbers, places)
-        for number in range(len(derivative.joint.components))
-    )
-    passed = {}
-    for i in range(len(derivative.exits)):
-        target = derivative.passed_on(i)
-        if target is not None:
-            passed[i] = numbers[id(target.leaf)]
+    present = [i for i, t in enumerate(level.recorded.tangents) if t is not None]
+    for position, i in enumerate(present, start=len(given.tensors)):
+        number = len(ways.carried) + i
+        places[number] = position
+        key = level.tangents[i]
+        if key is not None:
+            numbers[key] = number
+    nodes = []
+    for component, kept, saved, run in zip(level.components, split.kept, split.saved, backwards, strict=True):
+        inputs = tuple(numbers[t.key] for t in component.targets)
+        carried = tuple(kept.index(places[k]) if places.get(k) in kept else None for k in inputs)
+        apply = _next_apply(level, component, saved, run, Ways(tuple(range(len(inputs))), carried), steps)
+        nodes.append(NextNode(apply, component.exits, kept, inputs))
     return Step(
-        derivative.order,
-        compile_program(derivative.options.backend, split.program),
-        len(derivative.exits),
-        nodes,
-        _borrowed(derivative),
-        passed,
-        None if derivative.fixed_autocast else state,
+        level.order,
+        program.call,
+        level.count,
+        tuple(nodes),
+        _borrowed(level),
+        {i: numbers[key] for i, key in level.passed_on.items()},
+        None if level.fixed_autocast else state,
     )
 
 
-def _next_node(
-    derivative: Derivative,
-    number: int,
-    kept: tuple[int, ...],
+def _next_apply(
+    level: NextOrder,
+    component: Component,
     saved: SavedSet,
-    numbers: dict[int, int],
-    places: dict[int, int],
-) -> NextNode:
+    usual: Executable | None,
+    ways: Ways,
+    steps: Steps,
+) -> Any:
     from aheadgrad.runtime.node import make_node  # nodes and their derivatives know each other
 
-    component = derivative.joint.components[number]
-    gradients = derivative.gradients[number]
-    known = None
-    if gradients is not None and gradients.pattern == derivative.joint.expected_pattern(component):
-        program = backward_program(derivative, gradients, saved)
-        known = compile_program(derivative.options.backend, program)
-    inputs = tuple(numbers[id(t.leaf)] for t in component.targets)
-    carried = tuple(kept.index(places[k]) if places.get(k) in kept else None for k in inputs)
-    ways = Ways(tuple(range(len(inputs))), carried)
-    failure = derivative.failures.get(number)
-    through = any(id(t.leaf) not in derivative.slots for t in component.targets)
+    failure = level.failures.get(component.number)
     apply, _ = make_node(
-        backward_for(derivative, component, saved, known),
+        backward_of(level, component, saved, usual, steps),
         len(component.exits),
         len(saved.tensors),
         len(saved.sizes),
         len(component.targets),
-        f"{derivative.order + 1}_{number}",
+        f"{level.order + 1}_{component.number}",
         ways=ways,
-        higher=Higher(derivative, component, saved, ways),
+        higher=Higher(level, component, saved, ways, steps),
         failure=None if failure is None else Failure(failure),
-        visits_below=through,
+        visits_below=any(t.key not in level.tangents for t in component.targets),
     )
-    return NextNode(apply, tuple(component.exits), kept, inputs)
+    return apply
 
 
-def _borrowed(derivative: Derivative) -> frozenset[int]:
+def _borrowed(level: NextOrder) -> frozenset[int]:
     """Gradients that share memory with something else, of which a node cannot make its own output."""
-    trace = derivative.cutter.trace
     found = set()
-    seen: set[int] = set()
-    for i, e in enumerate(derivative.exits):
+    seen: set[Any] = set()
+    for i, e in enumerate(level.own_exits):
         if not e.differentiable:
             continue
-        source = derivative.cutter.source(e.value)
-        made = trace.producer(source)
-        if made is None or is_view_op(trace.records[made.record].target) or id(source) in seen:
+        source = level.tape.source(e.value)
+        if source.op is None or level.tape.is_view(source) or source in seen:
             found.add(i)
-        seen.add(id(source))
+        seen.add(source)
     return frozenset(found)

@@ -9,7 +9,7 @@ from types import FrameType, TracebackType
 
 import torch
 
-from aheadgrad.recording.trace import Origin
+from aheadgrad.program.values import Origin
 
 _OWN = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,

@@ -1,0 +1,169 @@
+"""The default partition: save exactly what the backward uses of the forward.
+
+The forward computes what the outputs need; whatever of that the backward uses is saved, and
+nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+from aheadgrad.joint.level import Component, Gradients, Joint
+from aheadgrad.partition.saved import SavedSet, SavedValue
+from aheadgrad.program.cut import Cutter
+from aheadgrad.program.tape import Tape
+from aheadgrad.program.values import Value, free_symbols, numbers_in
+from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import values_of
+from aheadgrad.torchlayer.symbols import Number
+
+Used = dict[Value, str]
+"""Values that a backward takes, each with what uses it there."""
+
+
+def choose(joint: Joint, gradients: Gradients) -> SavedSet:
+    """What the forward keeps for one backward."""
+    cutter, tape = joint.cutter(), joint.tape
+    given = {v for _, v in joint.inputs if type(v) is Value}
+    here = _in_forward(joint, cutter, given)
+    as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
+    used, _ = walk_backward(cutter, gradients, here, as_numbers)
+    for value in kept_by_eager(tape, gradients.component, used):
+        whole = at_hand(tape, value, given, here)
+        if whole is not None:
+            used.setdefault(whole, "derivatives of higher order")
+    names = {
+        v: f"primals_{i + 1}" for i, (_, v) in reversed(list(enumerate(joint.inputs))) if type(v) is Value
+    }
+    order = {v: i for i, (_, v) in reversed(list(enumerate(joint.inputs))) if type(v) is Value}
+    saved = [SavedValue(v, tape.name_of(v) or names[v], f"used by {user}") for v, user in used.items()]
+    saved.sort(key=lambda s: (-1, order[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
+    return SavedSet(tuple(saved), _sizes(joint, cutter, gradients, saved))
+
+
+def _in_forward(joint: Joint, cutter: Cutter, given: set[Value]) -> set[int]:
+    """The ops that run in the forward: what outputs need, and where eager runs them.
+
+    In the drop-in, ops whose results only the backward uses move there, as in torch's default partition.
+    """
+    leaving = [v for e in joint.own_exits for v in values_of(e.value)]
+    found, _ = cutter.needed(leaving, given, {"forward"})
+    tainted = set(joint.changed)  # read before it is overwritten: too late in the backward
+    for i, op in enumerate(joint.tape.ops):
+        if op.phase != "forward":
+            continue
+        if tainted and any(v in tainted for v in op.uses):
+            found.add(i)
+            tainted.update(op.values)
+        if not joint.options.one_node and not is_view_op(op.target):
+            found.add(i)
+    return found
+
+
+def walk_backward(
+    cutter: Cutter,
+    gradients: Gradients,
+    here: Collection[int],
+    given: Collection[Any],
+    boundary: Collection[Value] = (),
+) -> tuple[Used, set[int]]:
+    """Walks from gradients to the values that they rest on: made `here` (by these ops), or in the boundary.
+
+    Returns these values, and the ops that the backward runs. `given` are the symbols that come as numbers;
+    any other has to come from the tensor whose size it is.
+    """
+    tape = cutter.tape
+    tangents = {v for t in gradients.tangents if t is not None for v in values_of(t)}
+    used: Used = {}
+    runs: set[int] = set()
+    sized: set[Any] = set()
+    stack: list[tuple[Value, str]] = [
+        (v, "a gradient") for g in gradients.grads for v in values_of(g) if v is not None
+    ]
+    for i, op in enumerate(tape.ops):
+        if op.keep and op.phase == gradients.phase:
+            runs.add(i)
+            stack.extend((v, op.name) for v in op.uses)
+    while stack:
+        value, user = stack.pop()
+        if type(value) is not Value:
+            continue
+        value = cutter.source(value)
+        if value in tangents:
+            continue
+        if value.op is None or value.op in here or value in boundary:
+            used.setdefault(value, user)
+        elif value.op not in runs:
+            runs.add(value.op)
+            op = tape.ops[value.op]
+            stack.extend((v, op.name) for v in op.uses)
+            for symbol in cutter.made_numbers((op.args, op.kwargs)) - sized:
+                sized.add(symbol)
+                if symbol not in given:
+                    by = next((i for i in tape.makers[symbol] if i in here), None)
+                    by = tape.maker(symbol, {gradients.phase}) if by is None else by
+                    stack.extend((v, op.name) for v in _showing(tape.ops[by].values, symbol))
+    return used, runs
+
+
+def kept_by_eager(tape: Tape, component: Component, used: Iterable[Value]) -> list[Value]:
+    """What eager keeps for derivatives of higher order and a backward does not use anyway."""
+    known = set(used)
+    return [v for v in component.keeps if not any(w in known for w in tape.views_back(v))]
+
+
+def at_hand(tape: Tape, value: Value, given: Collection[Value], here: Collection[int]) -> Value | None:
+    """The value, or what it is a view of, if given or made by one of these ops."""
+    return next(
+        (v for v in tape.views_back(value) if v in given or (v.op is not None and v.op in here)), None
+    )
+
+
+def _showing(values: Iterator[Value], symbol: Any) -> list[Value]:
+    """The first of these tensors whose size a symbol is."""
+    return [v for v in values if any(n.expr == symbol for *_, n in v.type.shown())][:1]
+
+
+def _sizes(
+    joint: Joint, cutter: Cutter, gradients: Gradients, saved: list[SavedValue]
+) -> tuple[tuple[str, Any], ...]:
+    """Each symbol that the backward needs is saved as a number."""
+    if not joint.tape.sized:
+        return ()
+    tangents = [v for t in gradients.tangents if t is not None for v in values_of(t)]
+    given = [s.value for s in saved] + tangents
+    needed = free_symbols(given)
+    grads = [v for g in gradients.grads for v in values_of(g)]
+    for i in cutter.needed(grads, set(given), {gradients.phase})[0]:
+        op = joint.tape.ops[i]
+        needed |= free_symbols(numbers_in((op.args, op.kwargs)))
+    if not needed:
+        return ()
+    known = providers(joint)
+    return tuple(known[s] for s in sorted(needed, key=str) if s in known)
+
+
+def providers(joint: Joint) -> dict[Any, tuple[str, Any]]:
+    """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
+    found: dict[Any, tuple[str, Any]] = {}
+    tape = joint.tape
+    for i, (_, value) in enumerate(joint.inputs):
+        if type(value) is Number:
+            found.setdefault(value.expr, (f"primals_{i + 1}", value))
+    for _, value in joint.inputs:
+        for op, _, number in value.type.shown() if type(value) is Value else ():
+            if number.expr not in found:
+                found[number.expr] = (tape.naming.of_size(number.expr, op), number)
+    for expr in tape.makers:
+        made = tape.ops[tape.maker(expr, None)]
+        if made.phase != "forward":
+            continue
+        if type(made.out) is Number:
+            found.setdefault(expr, (made.name, made.out))
+        elif expr not in found:
+            for op, _, number in (shown for v in made.values for shown in v.type.shown()):
+                if number.expr == expr:
+                    found[expr] = (tape.naming.of_size(expr, op), number)
+                    break
+    return found
