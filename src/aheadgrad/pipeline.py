@@ -7,8 +7,8 @@ compile     executables
 assemble    one generated function with everything around the call
 rehearse    ops that eager would run and the program does not need are run once: they may raise
 
-The same steps are taken again, from the recording that an entry keeps, when a backward comes along that it was
-not compiled for (`Steps`): another pattern of tangents, the next order, other sizes.
+The same steps are taken again, from the recording that an entry keeps, when a backward comes along that it
+was not compiled for (`Steps`): another pattern of tangents, the next order, other sizes.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     def mine(request: Request) -> Executable: ...
 
-A request has the program, as an FX module of the backend's own (`request.module`: nobody else holds it, and its
-fake tensors are new) and as the ops themselves (`request.program`). An executable takes its arguments in a list,
-which it may empty, so that they are freed as soon as they have been used. Nothing is passed through globals.
+A request has the program, as an FX module of the backend's own (`request.module`: nobody else holds it, and
+its fake tensors are new) and as the ops themselves (`request.program`). An executable takes its arguments in
+a list, which it may empty, so that they are freed as soon as they have been used.
+Nothing is passed through globals.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One order of derivatives: what leaves, what gradients are taken of, and the backwards recorded so far.
 
-The first level is the function itself (`Joint`): its exits are outputs. The next is one of its backwards, whose
-gradients are exits in turn (`NextOrder`). All of it are frozen values. What can be recorded in addition is asked
-for at a door (`requests`).
+The first level is the function itself (`Joint`): its exits are outputs. The next is one of its backwards,
+whose gradients are exits in turn (`NextOrder`). All of it are frozen values. What can be recorded in addition
+is asked for at a door (`requests`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Entrance:
 class Exit:
     """One output of a level. A passage has no value: nobody sees it, and it has no memory.
 
-    `expected` is how its tangent will be laid out (strides, or the form of a subclass), `order` its dimensions
-    from the outermost in memory inwards. `given` tells which of its parts are the caller's own tensors.
+    `expected` is how its tangent will be laid out (strides, or the form of a subclass), `order` its
+    dimensions from the outermost in memory inwards. `given` tells which of its parts are the
+    caller's own tensors.
     """
 
     slot: Slot
@@ -66,8 +67,8 @@ class Target:
     another component computes ("exit") or that is a view of such ("view"), or (from the second order on) a
     tangent of the order before.
 
-    `key` tells targets apart, at all orders. `name` is what a tensor inside of an input is called in generated
-    code. `passage`: an exit that nobody sees.
+    `key` tells targets apart, at all orders. `name` is what a tensor inside of an input is called in
+    generated code. `passage`: an exit that nobody sees.
     """
 
     kind: str
@@ -122,8 +123,8 @@ class Gradients:
 class Level:
     """What the levels have in common. `exits` are its own and, from `count` on, passages between components.
 
-    `failures` has what backwards raise, as in eager. `fixed_sizes`: what symbols stand for, if it was recorded
-    for these sizes only.
+    `failures` has what backwards raise, as in eager. `fixed_sizes`: what symbols stand for, if it was
+    recorded for these sizes only.
     """
 
     order: int
@@ -162,8 +163,9 @@ class Joint(Level):
     """The function and its gradients: everything that one run of it told us; printable.
 
     `wholes` are the inputs in the order of the program's, tensor subclasses as the caller gives them, numbers
-    where they were given; `numbers` the symbolic ones, which an entry takes after its tensors. `updates` has the
-    new value of each input that is updated inside the graph.
+    where they were given; `numbers` the symbolic ones, which an entry takes after its tensors. `members`
+    tells of inputs that are aliases of others whether they have a version counter of their own; `in_graph` are
+    inputs that the graph updates itself, with these `writes`.
     """
 
     facts: Facts

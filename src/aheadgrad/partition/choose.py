@@ -33,12 +33,14 @@ def choose(joint: Joint, gradients: Gradients) -> SavedSet:
         whole = at_hand(tape, value, given, here)
         if whole is not None:
             used.setdefault(whole, "derivatives of higher order")
-    names = {
-        v: f"primals_{i + 1}" for i, (_, v) in reversed(list(enumerate(joint.inputs))) if type(v) is Value
-    }
-    order = {v: i for i, (_, v) in reversed(list(enumerate(joint.inputs))) if type(v) is Value}
-    saved = [SavedValue(v, tape.name_of(v) or names[v], f"used by {user}") for v, user in used.items()]
-    saved.sort(key=lambda s: (-1, order[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
+    place: dict[Any, int] = {}
+    for i, (_, v) in enumerate(joint.inputs):
+        place.setdefault(v if type(v) is Value else None, i)
+    saved = [
+        SavedValue(v, tape.name_of(v) or f"primals_{place[v] + 1}", f"used by {user}")
+        for v, user in used.items()
+    ]
+    saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(joint, cutter, gradients, saved))
 
 

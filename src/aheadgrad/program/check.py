@@ -11,7 +11,6 @@ from aheadgrad.program.show import op_line
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Op, Value
 from aheadgrad.torchlayer.dispatch import is_mutable, is_random, schema_of
-from aheadgrad.torchlayer.symbols import Number
 
 # Writes that may stand in a program: an input's own update, kept inside the graph on purpose.
 _ALLOWED_WRITES = {"aten::copy_", "aten::set_", "inductor::resize_storage_bytes_"}
@@ -38,16 +37,6 @@ def check(program: Program) -> Program:
     if len(set(names)) < len(names):
         _fail(program, None, f"two inputs have one name: {', '.join(names)}")
     return program
-
-
-def unknown_numbers(program: Program) -> set[Number]:
-    """Numbers that leave a program and that none of its inputs and ops provides."""
-    known = {p.value for p in program.inputs if type(p.value) is Number}
-    known |= {v for op in program.ops for v in op.outs if type(v) is Number}
-    symbols = {s for n in known for s in n.expr.free_symbols}
-    return {
-        v for v in program.results if type(v) is Number and v not in known and v.expr.free_symbols - symbols
-    }
 
 
 def _fail(program: Program, op: Op | None, why: str) -> None:

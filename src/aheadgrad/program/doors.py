@@ -1,7 +1,8 @@
 """The doors to FX: a program as a graph module for others, and a graph module of others as a program.
 
-A graph that goes out is a private copy: its nodes have fake tensors of their own in `meta["val"]`, which nobody
-else holds. Placeholders and names are those that every backend of PyTorch knows (`primals_1`, `mul_3`).
+A graph that goes out is a private copy: its nodes have fake tensors of their own in `meta["val"]`, which
+nobody else holds. Placeholders and names are those that every backend of PyTorch knows (`primals_1`,
+`mul_3`).
 """
 
 from __future__ import annotations

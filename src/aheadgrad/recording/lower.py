@@ -1,7 +1,7 @@
 """The end of a recording: what was traced becomes values.
 
-Every traced tensor gets a number and a type, every record an op. Lowering is done in steps: what a later request
-records is added to what was lowered before, and keeps its numbers.
+Every traced tensor gets a number and a type, every record an op. Lowering is done in steps: what a later
+request records is added to what was lowered before, and keeps its numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A recording: one run of the function, what was found about it, and its backwards, all still live.
 
-`pipeline` takes the steps: `run_once`, `describe`, `Recording.differentiate`; `levels.lower` ends it. What stays
-alive behind an entry is reached through a `Door`.
+`pipeline` takes the steps: `run_once`, `describe`, `Recording.differentiate`; `levels.lower` ends it. What
+stays alive behind an entry is reached through a `LiveDoor`.
 """
 
 from __future__ import annotations

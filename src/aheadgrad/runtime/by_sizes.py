@@ -1,4 +1,4 @@
-"""Backwards that assume more about symbolic sizes than their entry: one for each set of sizes that comes along.
+"""Backwards that assume more about symbolic sizes than their entry: one for each set of sizes.
 
 The entry checks what its own recording assumed. A backward that is recorded later (a second derivative,
 a new pattern of tangents) may have to know more: autograd turns a size into a number when it divides by

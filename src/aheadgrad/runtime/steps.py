@@ -1,4 +1,4 @@
-"""What the run time asks for when a backward comes along that was not compiled: the walk again (`pipeline`)."""
+"""What the run time asks for when a backward comes along that was not compiled: the walk again."""
 
 from __future__ import annotations
 
