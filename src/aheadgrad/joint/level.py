@@ -164,8 +164,8 @@ class Joint(Level):
 
     `wholes` are the inputs in the order of the program's, tensor subclasses as the caller gives them, numbers
     where they were given; `numbers` the symbolic ones, which an entry takes after its tensors. `members`
-    tells of inputs that are aliases of others whether they have a version counter of their own; `in_graph` are
-    inputs that the graph updates itself, with these `writes`.
+    tells of inputs that are aliases of others whether they have a version counter of their own; `in_graph`
+    are inputs that the graph updates itself, with these `writes`.
     """
 
     facts: Facts

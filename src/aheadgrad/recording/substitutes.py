@@ -15,6 +15,13 @@ from torch.nn import functional
 
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
+from aheadgrad.torchlayer.functions import (
+    assert_async,
+    batch_norm_in_eval,
+    batch_norm_legit,
+    verify_batch_size,
+    verify_spatial_size,
+)
 from aheadgrad.torchlayer.symbols import typical
 
 
@@ -34,13 +41,9 @@ def _batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
         )
     if not training:  # the op that says in its schema that it writes nothing
-        return torch._native_batch_norm_legit_no_training(
-            input, weight, bias, running_mean, running_var, momentum, eps
-        )[0]
+        return batch_norm_in_eval(input, weight, bias, running_mean, running_var, momentum, eps)[0]
     before = version(running_mean), version(running_var)
-    out: Tensor = torch._native_batch_norm_legit(
-        input, weight, bias, running_mean, running_var, True, momentum, eps
-    )[0]
+    out: Tensor = batch_norm_legit(input, weight, bias, running_mean, running_var, True, momentum, eps)[0]
     set_version(running_mean, before[0])  # as in eager, where nobody is told of the write
     set_version(running_var, before[1])
     return out
@@ -60,9 +63,7 @@ def _native_batch_norm(
         return torch.native_batch_norm(
             input, weight, bias, running_mean, running_var, training, momentum, eps
         )
-    return torch._native_batch_norm_legit(
-        input, weight, bias, running_mean, running_var, training, momentum, eps
-    )
+    return batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 def _instance_norm(
@@ -105,7 +106,7 @@ def _functional_batch_norm(
     if running_mean is None or running_var is None:
         return functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     if training:
-        functional._verify_batch_size(input.size())  # type: ignore[attr-defined]
+        verify_batch_size(input.size())
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, True)
 
 
@@ -123,7 +124,7 @@ def _functional_instance_norm(
         return functional.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
         )
-    functional._verify_spatial_size(input.size())  # type: ignore[attr-defined]
+    verify_spatial_size(input.size())
     return _instance_norm(input, weight, bias, running_mean, running_var, True, momentum, eps, True)
 
 
@@ -173,8 +174,8 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if plain or in_transform(tensor) or tensor.dtype is not torch.int64 or tensor.numel() == 0:
         return functional.one_hot(tensor, num_classes)
     if tensor.device.type == "cpu":  # elsewhere the kernel below refuses
-        torch._assert_async((tensor >= 0).all(), "Class values must be non-negative.")
-        torch._assert_async((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
+        assert_async((tensor >= 0).all(), "Class values must be non-negative.")
+        assert_async((tensor < num_classes).all(), "Class values must be smaller than num_classes.")
     empty = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
     return empty.scatter(-1, tensor.unsqueeze(-1), 1)
 

@@ -23,6 +23,8 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from aheadgrad.torchlayer.lock import here
 from aheadgrad.torchlayer.symbols import Number
@@ -181,6 +183,8 @@ class Fakes:
         if mode is None and env is not None:
             known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
             for n in numbers:
+                for symbol in n.expr.free_symbols:
+                    env.var_to_range.setdefault(symbol, ValueRanges(2, int_oo))
                 if n.expr.is_Symbol and n.hint is not None:
                     known[n.expr] = sympy.sympify(n.hint)
 
