@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
-from aheadgrad.torchlayer.symbols import MODULES, Shape, is_symbolic
+from aheadgrad.torchlayer.symbols import MODULES, Shape, frozen_number, is_symbolic
 
 if TYPE_CHECKING:
     from aheadgrad.emit.sizes import SizeTexts
@@ -54,8 +54,9 @@ class Namespace:
         ):
             return repr(value)
         if self.sizes is not None and is_symbolic(value):
-            return self.sizes.text(value)
-        if type(value) is Shape:
+            number = frozen_number(value)
+            return self.sizes.text(number) if is_symbolic(number) else repr(number)
+        if type(value) is Shape or (isinstance(value, torch.Size) and any(map(is_symbolic, value))):
             return f"{self.name(torch.Size, 'Size')}({self.literal(list(value))})"
         if type(value) is float and math.isfinite(value):
             return repr(value)

@@ -107,7 +107,8 @@ class _Graph:
             node.meta["val"] = self.fakes.number(op.out)
             self.symbols.known.setdefault(op.out.expr, node)
             return
-        of = op.args[0] if is_view_op(op.target) or op.phase == "write" else None
+        shares = is_view_op(op.target) or op.phase == "write"
+        of = op.args[0] if shares and type(op.args[0]) is Value else None
         vals = [self._fake(v, of) if type(v) is Value else v for v in op.outs]
         node.meta["val"] = tuple(vals) if type(op.out) is tuple else vals[0]
         if type(op.out) is Value:

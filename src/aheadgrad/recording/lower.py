@@ -101,7 +101,7 @@ class Lowering:
             return Bundle(frozen_numbers_in(value.form), tuple(self.value(p) for p in value.parts))
         if type(value) in (list, tuple):
             return type(value)(self.frozen(v) for v in value)
-        return frozen_number(value) if is_symbolic(value) else value
+        return _number(value)
 
     def _lower_records(self) -> None:
         """Results that are taken again as views when they are read off are named last."""
@@ -128,11 +128,10 @@ class Lowering:
             out = self._new(out, name, index)
         elif isinstance(out, list | tuple):
             out = tuple(
-                self._new(v, part, index, k) if isinstance(v, Tensor) else self.frozen(v)
+                self._new(v, part, index, k) if isinstance(v, Tensor) else _number(v)
                 for k, (v, part) in enumerate(zip(out, parts, strict=True))
             )
-        elif is_symbolic(out):
-            out = frozen_number(out)
+        out = _number(out)
         told = record.phase, record.keep, record.origin, record.node, record.meta
         return Op(record.target, args, kwargs, out, tuple(uses), name, *told)
 
@@ -149,7 +148,11 @@ class Lowering:
             return type(value)(self._argument(v, uses) for v in value)
         if isinstance(value, dict):
             return {k: self._argument(v, uses) for k, v in value.items()}
-        return frozen_number(value) if is_symbolic(value) else value
+        return _number(value)
+
+
+def _number(value: Any) -> Any:
+    return frozen_number(value) if is_symbolic(value) else value
 
 
 def frozen_numbers_in(value: Any) -> Any:
