@@ -99,6 +99,8 @@ class Lowering:
             return self.value(value) if isinstance(value, FakeTensor) else value
         if type(value) is Bundle:
             return Bundle(frozen_numbers_in(value.form), tuple(self.value(p) for p in value.parts))
+        if isinstance(value, torch.Size):
+            return list(frozen_numbers(value))
         if type(value) in (list, tuple):
             return type(value)(self.frozen(v) for v in value)
         return _number(value)
