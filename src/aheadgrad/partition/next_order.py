@@ -23,6 +23,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Tangent
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.symbols import Number
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,7 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
     pool += [SavedValue(t, tangent_name(level.order - 1, k), "a tangent") for k, t in present]
     boundary = {s.value: k for k, s in enumerate(pool)}
     values = [e.value for e in level.own_exits]
-    symbols = {number.expr for _, number in given.sizes}
+    symbols = {number.expr for _, number in given.sizes if type(number) is Number}
     here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(tape.ops[i].target)}
     start = len(pool)

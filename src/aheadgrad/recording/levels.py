@@ -20,7 +20,7 @@ from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.subclasses import Form, parts_of
-from aheadgrad.torchlayer.symbols import frozen_number, frozen_numbers, is_symbolic
+from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def lower(recording: Recording) -> values.Joint:
             low.frozen(e.value),
             e.leaf.requires_grad,
             low.memory(functional.storage_key(e.seen)),
-            _number(session.items.get(id(e.real))),
+            None if (item := session.items.get(id(e.real))) is None else as_number(item),
         )
         for e in session.entrances
     )
@@ -43,7 +43,8 @@ def lower(recording: Recording) -> values.Joint:
     members = tuple(m.version is not None for m in session.members)
     wholes: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in entrances]
     for place, scalar in reversed(recording.scalars):
-        wholes.insert(place, (scalar.slot, _number(scalar.value)))
+        given = as_number(scalar.value) if is_symbolic(scalar.value) else scalar.value
+        wholes.insert(place, (scalar.slot, given))
     roots = [low.memory(functional.storage_key(t)) for t in recording.aliases.root_tensors]
     return values.Joint(
         *levels.common(saves=True),  # type: ignore[call-arg]
@@ -51,7 +52,7 @@ def lower(recording: Recording) -> values.Joint:
         entrances,
         members,
         tuple(wholes),
-        tuple(map(_number, recording.numbers)),
+        tuple(map(as_number, recording.numbers)),
         tuple(roots),
         recording.in_graph_updates,
         _writes(recording),
@@ -81,15 +82,10 @@ def lower_next(derivative: Derivative) -> values.NextOrder:
 def lower_gradients(level: Any, g: Gradients) -> values.Gradients:
     """One recorded backward as a value."""
     number = next(k for k, c in enumerate(level.joint.components) if c is g.component)
-    low = level.lowering
+    low, frozen = level.lowering, level.components[number]
     expected = level.joint.expected_pattern(g.component)
-    frozen = _Levels(level, keeps=False).component(number, g.component, saves=False)
     tangents, grads = tuple(map(low.frozen, g.tangents)), tuple(map(low.frozen, g.grads))
     return values.Gradients(frozen, tangents, grads, g.phase, g.pattern == expected)
-
-
-def _number(value: Any) -> Any:
-    return frozen_number(value) if is_symbolic(value) else value
 
 
 def _writes(recording: Recording) -> tuple[Write, ...]:
@@ -123,14 +119,14 @@ class _Levels:
         reached = {i for c in joint.components for i in c.exits}
         given = self.session.given_parts() if self.session.veiled else {}
         exits = tuple(self._exit(i, e, i in reached, given) for i, e in enumerate(joint.exits))
-        components = tuple(self.component(k, c, saves=saves) for k, c in enumerate(joint.components))
+        level.components = tuple(self._component(k, c, saves=saves) for k, c in enumerate(joint.components))
         gradients = tuple(None if g is None else lower_gradients(level, g) for g in level.gradients)
         return (
             level.order,
             tape,
             exits,
             len(level.exits),
-            components,
+            level.components,
             gradients,
             dict(level.failures),
             level.options,
@@ -164,7 +160,7 @@ class _Levels:
     def _expected(self, number: int) -> Any:
         return self.level.joint.expected(number)
 
-    def component(self, number: int, c: Component, *, saves: bool) -> values.Component:
+    def _component(self, number: int, c: Component, *, saves: bool) -> values.Component:
         expected = tuple(frozen_numbers_in(self._expected(i)) for i in c.exits)
         keeps = tuple(self._kept(c.nodes)) if self.keeps and c.targets else ()
         saved: list[frozenset[int]] = []

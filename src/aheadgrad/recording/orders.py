@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.joint import level as values
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Gradient, Slot, Tangent
 from aheadgrad.recording.components import Component, Target
@@ -43,6 +44,7 @@ class Derivative:
     gradients: list[Gradients | None] = field(default_factory=list)
     failures: dict[int, Exception] = field(default_factory=dict)
     fixed_sizes: Sizes | None = None  # what symbols stand for, if it was recorded for these sizes only
+    components: tuple[values.Component, ...] = ()  # as values, once it is lowered
     joint: Joint = field(init=False)
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from aheadgrad.errors import (
     reason_of,
 )
 from aheadgrad.facts.facts import Facts
+from aheadgrad.joint import level as values
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Slot, UserInput, UserOutput
 from aheadgrad.recording.collect import collect
@@ -104,6 +105,7 @@ class Recording:
     fixed_autocast: bool
     gradients: list[Gradients | None] = field(default_factory=list)
     failures: dict[int, Exception] = field(default_factory=dict)
+    components: tuple[values.Component, ...] = ()  # as values, once it is lowered
     joint: Joint = field(init=False)
     lowering: Lowering = field(init=False)
 

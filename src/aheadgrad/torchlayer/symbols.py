@@ -57,8 +57,11 @@ def frozen_number(value: Any) -> Any:
     if type(value) is Number or is_ragged(value):
         return value
     constant = constant_of(value)
-    if constant is not None:
-        return constant
+    return as_number(value) if constant is None else constant
+
+
+def as_number(value: Any) -> Number:
+    """The same, for a number that is given at each call, whatever it may be."""
     kind = int if isinstance(value, SymInt) else float if isinstance(value, SymFloat) else bool
     return Number(expression(value), kind, value.node.hint)
 
