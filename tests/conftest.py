@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aheadgrad.frontends import boxed
 from aheadgrad.frontends import dynamo as frontend
+from aheadgrad.frontends import flat
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 
@@ -33,12 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[boxed.BoxedEntry]:
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[flat.FlatEntry]:
     """What our backend of torch.compile compiled."""
-    found: list[boxed.BoxedEntry] = []
+    found: list[flat.FlatEntry] = []
 
-    def noting(*args: Any, **kwargs: Any) -> boxed.BoxedEntry:
-        found.append(boxed.compile_flat(*args, **kwargs))
+    def noting(*args: Any, **kwargs: Any) -> flat.FlatEntry:
+        found.append(flat.compile_flat(*args, **kwargs))
         return found[-1]
 
     monkeypatch.setattr(frontend, "compile_flat", noting)

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import aheadgrad
 from aheadgrad import compat
 from aheadgrad.errors import FallbackWarning
-from aheadgrad.frontends import boxed
 from aheadgrad.frontends import dynamo as frontend
+from aheadgrad.frontends import flat
 
 close = torch.testing.assert_close
 Make = Callable[[int], tuple[list[Tensor], list[Any]]]
@@ -161,7 +161,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Make]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_same_as_eager(name: str, compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_same_as_eager(name: str, compiled_graphs: list[flat.FlatEntry]) -> None:
     assert_same(*PROGRAMS[name])
     assert compiled_graphs
 
@@ -184,7 +184,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], Make]] = {
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_second_kind_of_call_compiles_for_all_others(
-    name: str, compiled_graphs: list[boxed.BoxedEntry]
+    name: str, compiled_graphs: list[flat.FlatEntry]
 ) -> None:
     fn, make = CHANGING[name]
     assert_same(fn, make, calls=6)
@@ -192,12 +192,12 @@ def test_second_kind_of_call_compiles_for_all_others(
 
 
 @pytest.mark.parametrize("name", ["rows", "both", "no grad"])
-def test_dynamic_from_the_start(name: str, compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_dynamic_from_the_start(name: str, compiled_graphs: list[flat.FlatEntry]) -> None:
     assert_same(*CHANGING[name], calls=4, dynamic=True)
     assert len(compiled_graphs) == 1
 
 
-def test_changed_inputs_of_changing_size(compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_changed_inputs_of_changing_size(compiled_graphs: list[flat.FlatEntry]) -> None:
     def make(i: int) -> tuple[list[Tensor], list[Any]]:
         x, y = leaf(8 + i, 5), leaf(20 + i, 7)
         return [x, y], [x.clone(), y]
@@ -238,7 +238,7 @@ def test_overlapping_inputs_one_of_them_changed(grad: bool) -> None:
     assert_same(add_after_doubling, make)
 
 
-def test_other_uses_of_memory_on_later_calls(compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_other_uses_of_memory_on_later_calls(compiled_graphs: list[flat.FlatEntry]) -> None:
     def make(call: int) -> tuple[list[Tensor], list[Any]]:
         base, other = torch.randn(8), torch.randn(8)
         pairs = [
@@ -283,7 +283,7 @@ class ConvNet(nn.Module):
         return result
 
 
-def test_training_with_buffers_and_other_batch_sizes(compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_training_with_buffers_and_other_batch_sizes(compiled_graphs: list[flat.FlatEntry]) -> None:
     net = ConvNet()
     twin = copy.deepcopy(net)
     compiled = torch.compile(net, backend="aheadgrad")
@@ -364,14 +364,14 @@ def test_known_under_its_name() -> None:
     assert "aheadgrad" in torch._dynamo.list_backends(exclude_tags=())
 
 
-def test_compiled_once_per_graph(compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_compiled_once_per_graph(compiled_graphs: list[flat.FlatEntry]) -> None:
     compiled = torch.compile(lambda x: x.sin() * 2, backend="aheadgrad", fullgraph=True)
     for _ in range(3):
         compiled(torch.randn(3, requires_grad=True)).sum().backward()
     assert len(compiled_graphs) == 1
 
 
-def test_stack_traces_and_module_paths_travel(compiled_graphs: list[boxed.BoxedEntry]) -> None:
+def test_stack_traces_and_module_paths_travel(compiled_graphs: list[flat.FlatEntry]) -> None:
     net = ConvNet()
     torch.compile(net, backend="aheadgrad")(torch.randn(2, 2, 5, 5))
     nodes = compiled_graphs[0].entry.split.forward.graph.nodes

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import aheadgrad
-from aheadgrad.errors import FallbackError, InvalidOption, RecompileWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, RecompileWarning
 
 
 @pytest.fixture(autouse=True)
@@ -301,6 +302,27 @@ def test_reports_of_a_module_that_has_such_names_itself() -> None:
     assert fast.entries == [1]
     assert isinstance(fast.source, nn.Linear)
     assert fast.fallbacks == {}
+
+
+def test_a_call_under_a_dispatch_mode_is_counted() -> None:
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    def helper(x: Tensor) -> Tensor:
+        return x + 1
+
+    fast, strict = (aheadgrad.compile(lambda x: helper(x) * 2, fallback=f) for f in ("warn", "error"))
+    x = torch.ones(2)
+    with Sees():
+        with pytest.warns(FallbackWarning, match="TorchDispatchMode"):
+            assert torch.equal(fast(x), x * 4)
+        assert torch.equal(fast(x), x * 4)
+        with pytest.raises(FallbackError, match="TorchDispatchMode"):
+            strict(x)
+    assert list(fast.fallbacks.values()) == [2] and not fast.entries
+    for run in (fast, strict):  # later calls are compiled
+        assert torch.equal(run(x), x * 4) and len(run.entries) == 1
 
 
 def test_an_uncompiled_graph_is_counted() -> None:

@@ -48,6 +48,23 @@ def test_views_have_steps_that_can_be_replayed() -> None:
     assert functional.storage_key(view) == functional.storage_key(x)
 
 
+def test_steps_that_cannot_be_read_are_known_by_identity() -> None:
+    """`as_tuple` of these two refers to freed memory in torch: equal steps differed, or it crashed."""
+    mode = new_mode(dynamic=False)
+    x, y = (functional.wrap(fake_like(mode, torch.zeros(6))) for _ in range(2))
+    with functional.enabled(), mode:
+        view = torch.ops.aten._unsafe_view.default(x, [2, 3])
+        further = view.t()
+        y.resize_(2, 2)
+        part = y[0]
+        other = torch.ops.aten._unsafe_view.default(x, [3, 2])
+    for first, second in ((view, further), (y, part)):
+        old, new = functional.view_steps(first), functional.view_steps(second)
+        assert len(old) == 1 and len(new) == 2
+        assert functional.same_step(old[0], new[0])
+    assert not functional.same_step(functional.view_steps(view)[0], functional.view_steps(other)[0])
+
+
 def test_fakes_keep_geometry_and_device() -> None:
     mode = new_mode(dynamic=False)
     real = torch.zeros(4, 6)[1:, ::2].t()

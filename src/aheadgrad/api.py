@@ -14,7 +14,7 @@ from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
 from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.module import holders, swapped
+from aheadgrad.frontends.state import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
@@ -90,7 +90,7 @@ def _compile(fn: Any, options: Options) -> Any:
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     """The joint program of one call: printable, with `.graph`, `.signature`, `.facts`, `.explain()`."""
-    places = holders(fn) if isinstance(fn, nn.Module) else []
+    places = holders(list(fn.named_modules())) if isinstance(fn, nn.Module) else []
     flat = flatten(args, kwargs, parameter_names(fn))
     call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
     journal = Journal()

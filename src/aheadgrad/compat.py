@@ -27,8 +27,8 @@ import torch
 from torch import fx, nn
 
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
-from aheadgrad.frontends.boxed import BoxedEntry, compile_flat
 from aheadgrad.frontends.compiled_module import CompiledModule, original_of
+from aheadgrad.frontends.flat import FlatEntry, compile_flat
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
@@ -142,9 +142,10 @@ def aot_module_simplified(
     return _unboxed(mod, compile_flat(mod, args, options, guarded=by_dynamo))
 
 
-def _unboxed(mod: nn.Module, entry: BoxedEntry) -> Any:
+def _unboxed(mod: nn.Module, entry: FlatEntry) -> Any:
     # Dynamo wraps modules with nested inputs in a class of its own, and calls these boxed.
-    run: Any = entry.run if type(mod).__name__ == "GmWrapper" else entry.call
+    nested = type(mod).__name__ == "GmWrapper"
+    run: Any = make_boxed_func(entry.call) if nested else entry.call
     run.zero_grad = mod.zero_grad
     run.named_parameters = mod.named_parameters
     run.named_buffers = mod.named_buffers

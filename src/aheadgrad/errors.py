@@ -9,10 +9,12 @@ from __future__ import annotations
 class AheadgradError(Exception):
     """Base of every error that aheadgrad raises on its own account.
 
-    `has_run` tells whether the function had begun to run when a recording was refused.
+    `has_run` tells whether the function had begun to run when a recording was refused; `once` if the next
+    call of the kind may be another matter.
     """
 
     has_run = False
+    once = False
 
 
 class CaptureError(AheadgradError, RuntimeError):
@@ -34,10 +36,8 @@ class NeedsNumbers(AheadgradError):
 class FallbackError(AheadgradError, RuntimeError):
     """The call would have run uncompiled, and `fallback="error"` asked to be told.
 
-    `reason` says why; `once` if the next call of the kind may be another matter.
+    `reason` says why.
     """
-
-    once = False
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -77,3 +77,6 @@ class InvalidOption(AheadgradError, ValueError):
 
 class HigherOrderError(AheadgradError, RuntimeError):
     """A derivative was asked for that this compiled call does not provide."""
+
+
+MISTAKES = (InvalidProgram, InvalidOption)  # raised even where calls that cannot be compiled run as they are

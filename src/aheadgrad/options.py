@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
+
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # and not of a graph that is given
 
 
 @dataclass(frozen=True)
@@ -48,3 +50,14 @@ class Options:
             raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
         if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")
+
+    @classmethod
+    def for_graphs(cls, given: dict[str, Any]) -> Options:
+        """Of the backend of `torch.compile`, which leaves some of them to Dynamo."""
+        known = [f.name for f in fields(cls) if f.name not in _OF_FUNCTIONS]
+        for name in given:
+            if name not in known:
+                raise InvalidOption(
+                    f"options={{{name!r}: ...}} is not known; choose from {', '.join(known)}."
+                )
+        return cls(**given)

@@ -193,6 +193,28 @@ def keys_that_are_equal_and_of_other_types(compile: Any) -> Iterator[Any]:
         yield fast(one(), d)
 
 
+class LooksTwice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor) -> Tensor:
+        ctx.save_for_backward(a.detach() + 1)
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        ctx.saved_tensors[0].mul_(4)
+        return grad * ctx.saved_tensors[0]  # eager raises: it was changed
+
+
+def backward_that_looks_at_what_it_changed(compile: Any) -> Iterator[Any]:
+    a = one().requires_grad_()
+    try:
+        compile(LooksTwice.apply)(a).backward()
+    except RuntimeError:
+        yield torch.zeros(0)
+    else:
+        yield a.grad
+
+
 PROGRAMS: list[Callable[[Any], Iterator[Any]]] = [
     order_of_an_ordered_dict,
     attribute_in_front_of_a_parameter,
@@ -207,6 +229,7 @@ PROGRAMS: list[Callable[[Any], Iterator[Any]]] = [
     one_list_in_two_places_that_grows,
     list_that_is_closed_over_is_given,
     keys_that_are_equal_and_of_other_types,
+    backward_that_looks_at_what_it_changed,
 ]
 
 

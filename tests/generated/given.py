@@ -14,14 +14,16 @@ from aheadgrad.testing import Inputs, assert_same
 Given = tuple[list[Tensor], tuple[Tensor, ...]]
 
 
-def check(fn: Callable[..., Any], make: Callable[[], Given], **options: Any) -> None:
+def check(
+    fn: Callable[..., Any], make: Callable[[], Given], *, frontend: str = "trace", **options: Any
+) -> None:
     """`make` gives the leaves and the arguments; falling back is a failure too."""
 
     def make_inputs() -> Inputs:
         leaves, args = make()
         return Inputs(args=args, leaves=leaves)
 
-    assert_same(fn, aheadgrad.compile(fn, fallback="error", frontend="trace"), make_inputs, **options)
+    assert_same(fn, aheadgrad.compile(fn, fallback="error", frontend=frontend), make_inputs, **options)
 
 
 def vector() -> Given:

@@ -38,13 +38,14 @@ def test_view_used_after_its_gappy_base_was_written() -> None:
     check(f, lambda: ([], (torch.arange(8.0).reshape(2, 4)[..., 1:].t().detach(), torch.tensor(1.5))))
 
 
-def test_data_of_a_part_after_its_gappy_base_was_written() -> None:
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_data_of_a_part_after_its_gappy_base_was_written(frontend: str) -> None:
     def f(a: Tensor) -> Any:
         parts = a.chunk(3)
         a.clamp_(-1, 1)
         return parts[1].data
 
-    check(f, lambda: ([], (torch.arange(9.0).reshape(3, 3).diagonal(),)))
+    check(f, lambda: ([], (torch.arange(9.0).reshape(3, 3).diagonal(),)), frontend=frontend)
 
 
 def test_offset_of_an_empty_tensor_survives_a_write() -> None:
@@ -80,6 +81,15 @@ def test_write_through_windows_that_do_not_overlap() -> None:
         return a
 
     check(f, lambda: ([], (torch.arange(10.0).reshape(2, 5),)))
+
+
+def test_write_of_nothing_through_windows_that_leave_a_gap() -> None:
+    def f(a: Tensor) -> Any:
+        a.unfold(0, 2, 2)[1:].mul_(3.0)
+        return a * 1
+
+    with pytest.raises(FallbackError, match="unfold"):
+        aheadgrad.compile(f, fallback="error", frontend="trace")(torch.arange(3.0))
 
 
 def test_unit_strides_of_unfold() -> None:

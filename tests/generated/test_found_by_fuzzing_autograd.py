@@ -169,3 +169,49 @@ def test_product_changed_through_data_runs_uncompiled() -> None:
 )
 def test_second_backward_works_exactly_where_nothing_was_saved(f: Callable[[Tensor], Tensor]) -> None:
     check(f, vector, backward=("all", "twice"))
+
+
+def _change(t: Tensor, _: Tensor) -> None:
+    t.abs_()
+
+
+def _change_twice(t: Tensor, _: Tensor) -> None:
+    t.abs_().mul_(3)
+
+
+def _change_and_reshape(t: Tensor, _: Tensor) -> None:
+    t.abs_().t_()
+
+
+def _change_by_the_base(_: Tensor, base: Tensor) -> None:
+    base[1:].mul_(-2)
+
+
+def _reshape_unseen(t: Tensor, _: Tensor) -> None:
+    with torch.no_grad():
+        t.t_()
+
+
+def _nothing(*_: Tensor) -> None:
+    pass
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+@pytest.mark.parametrize("later", [_change_by_the_base, _change_twice, _reshape_unseen, _nothing])
+@pytest.mark.parametrize("first", [_change, _change_twice, _change_and_reshape])
+def test_history_of_a_view_is_made_anew_after_a_later_write(first: Any, later: Any, frontend: str) -> None:
+    """The version counter was put back after the update, so the next write looked as if it was known."""
+
+    def outcome(run: Any) -> list[Any]:
+        leaf = torch.arange(-4.0, 5.0).view(3, 3).requires_grad_()
+        base = leaf.clone()
+        view = base.t()
+        run(view)
+        later(view, base)
+        view.backward(torch.arange(9.0).view(3, 3))
+        return [leaf.grad.tolist(), view.tolist(), view._version]  # type: ignore[union-attr]
+
+    def fn(t: Tensor) -> None:
+        first(t, t)
+
+    assert outcome(aheadgrad.compile(fn, fallback="error", frontend=frontend)) == outcome(fn)

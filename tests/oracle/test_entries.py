@@ -34,7 +34,7 @@ def traced(play: Callable[[Any], Any], **options: Any) -> None:
     """A play as in eager, whether it is compiled or not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
-        plays(play, frontend="trace", uncompiled="fallback" not in options, **options)
+        plays(play, uncompiled="fallback" not in options, **{"frontend": "trace", **options})
 
 
 @pytest.mark.parametrize("text", ["return None", "    return None", "return MISS"])
@@ -240,7 +240,9 @@ def test_torchscript_is_left_alone() -> None:
         called = compile(lambda x: scripted(x) * 2)
         function = compile(torch.jit.script(plain))
         x = torch.ones(1, 2)
-        return [run(x) for run in (part, called, function) for _ in range(2)]
+        whole = [compile(scripted), compile(torch.jit.trace(nn.Linear(2, 2), x))]
+        assert all(list(m.state_dict()) == ["weight", "bias"] for m in whole)
+        return [run(x) for run in (part, called, function, *whole, whole[0].forward) for _ in range(2)]
 
     traced(play)
 
@@ -372,7 +374,10 @@ def test_views_that_may_not_be_written_to() -> None:
     traced(play)
 
 
-def test_kernels_for_attention() -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"frontend": "dynamo"}, {"frontend": "dynamo", "dynamic": True}], ids=str
+)
+def test_kernels_for_attention(options: Any) -> None:
     def play(compile: Any) -> Any:
         run = compile(lambda q: F.scaled_dot_product_attention(q, q, q))
         q = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
@@ -386,7 +391,7 @@ def test_kernels_for_attention() -> None:
                     out.append(str(error).splitlines()[0])
         return out
 
-    traced(play)
+    traced(play, **options)
 
 
 class Losses:

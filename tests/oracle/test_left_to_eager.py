@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aheadgrad.testing import Inputs
 
-from .common import leaf, same, uncompiled
+from .common import leaf, one, same, uncompiled
 
 Make = Callable[[], Inputs]
 
@@ -391,6 +391,16 @@ def test_set_of_a_tensor_from_outside() -> None:
         return outside * 2
 
     uncompiled(fn, plain, "set_ is called on a tensor from outside")
+
+
+def test_set_of_a_leaf_after_a_view_of_it_was_taken() -> None:
+    def fn(a: Tensor) -> Any:
+        v = a[:2]
+        with torch.no_grad():
+            a.set_(torch.ones(3, 3))
+        return v, v * 2
+
+    uncompiled(fn, one(3, 3), "set_ has given other memory")
 
 
 def test_set_of_an_input() -> None:

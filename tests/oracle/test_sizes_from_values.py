@@ -64,6 +64,12 @@ def _into_new(x: Tensor, v: Tensor, m: Tensor, k: Tensor) -> Tensor:
     return out**2
 
 
+def _by_bytes(x: Tensor, v: Tensor, m: Tensor, k: Tensor) -> Tensor:
+    out = x * 2
+    out[m.byte()] *= v.sum()
+    return out
+
+
 def _one_value(x: Tensor, v: Tensor, m: Tensor, k: Tensor) -> Tensor:
     out = x * 2
     out[m] = v.sum()
@@ -153,6 +159,9 @@ AGREES: dict[str, Callable[..., Any]] = {
     "products": lambda x, v, m, k: ((x[m] @ v[:3]).tanh(), x[m].t() @ v[m]),
     "broadcast": lambda x, v, m, k: x[m][:, None] * v[None],
     "columns": lambda x, v, m, k: x.t()[:, m].sin(),
+    "bytes": lambda x, v, m, k: x[m.byte()].sin() * v[0],
+    "bytes in one dimension": lambda x, v, m, k: x[m.byte(), 1:].sin(),
+    "put by bytes": _by_bytes,
     "elements": lambda x, v, m, k: x[x > 0].exp(),
     "masked_select": lambda x, v, m, k: x.masked_select(m[:, None].expand(5, 3)).sin(),
     "nonzero": lambda x, v, m, k: (m.nonzero(), x[m.nonzero()[:, 0]].sin()),

@@ -61,6 +61,12 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
         if by < 0 and fact.index >= 0:
             _emit_bump(script, target, by)
         return
+    own = _own_bumps(fact)
+    shared = fact.index < 0 and not fact.version_bumps  # a counter that has moved already, for another tensor
+    ahead = shared or (fact.index >= 0 and fact.history_changed and fact.version_bumps)
+    by = 0 if a.inference else -own if ahead else fact.version_bumps - own
+    first = shared or fact.version_bumps >= own  # as above; but no counter may go below zero
+    _emit_bump(script, target, by if first else 0)
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)
     elif fact.geometry is not None:
@@ -70,11 +76,7 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if fact.final_bytes is not None:
         resize = script.names.name(RESIZE_STORAGE, "resize_storage")
         script.line(f"{resize}({target}, {fact.final_bytes})")
-    if a.inference:
-        return
-    own = _own_bumps(fact)
-    ahead = fact.history_changed and fact.version_bumps if fact.index >= 0 else not fact.version_bumps
-    _emit_bump(script, target, -own if ahead else fact.version_bumps - own)
+    _emit_bump(script, target, 0 if first else by)
 
 
 def _emit_bump(script: Script, target: str, by: int) -> None:

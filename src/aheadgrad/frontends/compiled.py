@@ -13,12 +13,14 @@ import copy
 import functools
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch.compiler import is_dynamo_compiling
 
-from aheadgrad.errors import FallbackError, FallbackWarning
+from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
+from aheadgrad.frontends.misses import what_keeps_changing
 from aheadgrad.options import Options
 from aheadgrad.recording.lift import Lift
 from aheadgrad.report.origins import stacklevel_of_user
@@ -26,6 +28,7 @@ from aheadgrad.report.text import explain_entry, summary
 from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
 
 MISS = object()
+FULL = "the limit of entries is reached"
 
 
 class Lines(list[Any]):
@@ -34,29 +37,12 @@ class Lines(list[Any]):
     def __repr__(self) -> str:
         return "\n".join(map(str, self)) or "none"
 
-    __str__ = __repr__
 
-
-class Fallbacks(dict[str, int]):
-    """How often something ran uncompiled, by reason; `where` has the user's line for some."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.where: dict[str, str] = {}
-
-    def count(self, reason: str, where: str = "") -> bool:
-        """One more. Is it the first for this reason?"""
-        if where:
-            self.where.setdefault(reason, where)
-        self[reason] = self.get(reason, 0) + 1
-        return self[reason] == 1
+class Fallbacks(Counter[str]):
+    """How often something ran uncompiled, by reason and line."""
 
     def __repr__(self) -> str:
-        lines = (f"{count} × {reason}{self._at(reason)}" for reason, count in self.items())
-        return "\n".join(lines) or "none"
-
-    def _at(self, reason: str) -> str:
-        return f" ({self.where[reason]})" if reason in self.where else ""
+        return "\n".join(f"{count} × {reason}" for reason, count in self.items()) or "none"
 
 
 class CompiledFunction:
@@ -65,7 +51,6 @@ class CompiledFunction:
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
-        self._module = fn if isinstance(fn, nn.Module) else None
         self.options = options
         self.entries: Lines = Lines()
         self.misses: Lines = Lines()
@@ -74,6 +59,12 @@ class CompiledFunction:
         self.calls: list[Callable[..., Any]] = []  # each gives MISS for what does not fit
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return self._fn(*args, **kwargs)
+        for call in self.calls:
+            out = call(args, kwargs)
+            if out is not MISS:
+                return out
         return self.miss(args, kwargs)
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -110,21 +101,30 @@ class CompiledFunction:
             return "Nothing is compiled yet: call the function first."
         return "\n\n".join(explain_entry(i, e.entry) for i, e in enumerate(self.entries))
 
-    def note_uncompiled(self, reason: str, where: str = "", error: Exception | None = None) -> None:
+    def note_uncompiled(self, reason: str) -> None:
         """Before something runs uncompiled: counted, and said once; or an error, if that was asked for."""
         if self.options.fallback == "error":
-            raise error or FallbackError(reason)
-        if self.fallbacks.count(reason, where):
-            at = f" ({where})" if where else ""
-            text = f"aheadgrad runs {self.name} uncompiled: {reason}{at}."
-            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
+            raise FallbackError(reason)
+        self.fallbacks[reason] += 1
+        if self.fallbacks[reason] > 1:
+            return
+        kind: type[Warning] = FallbackWarning
+        text = f"aheadgrad runs {self.name} uncompiled: {reason}."
+        if reason == FULL:
+            most, kind = self.options.max_entries, RecompileWarning
+            text = (
+                f"{self.name} was compiled {most} times for different calls; further ones run uncompiled. "
+                f"What keeps changing: {what_keeps_changing(self.misses)}. Raise max_entries (now {most}), "
+                "or keep shapes and Python arguments the same."
+            )
+        warnings.warn(text, kind, stacklevel=stacklevel_of_user())
 
 
 class Described:
     """An entry that prints as one line."""
 
-    entry: Any
-    name: str
+    def __init__(self, name: str, entry: Any, source: str) -> None:
+        self.name, self.entry, self.source = name, entry, source
 
     def __repr__(self) -> str:
         return f"{self.name}: {summary(self.entry)}"
@@ -134,9 +134,5 @@ def runs_the_original() -> bool:
     """Under a transform, or inside a recording, which want to see the function's own ops."""
     if transform_level() is not None or dual_level() >= 0:
         return True
-    return bool(function_modes()) and any(map(_is_tracing, active_function_modes()))
-
-
-def _is_tracing(mode: Any) -> bool:
-    """A recording of ours, or one of torch's own."""
-    return isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.")
+    modes = active_function_modes() if function_modes() else ()
+    return any(isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.") for mode in modes)

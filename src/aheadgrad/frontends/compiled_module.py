@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,14 +18,12 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.frontends.compiled import MISS, CompiledFunction
-from aheadgrad.frontends.state import TABLES
 from aheadgrad.options import Options
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
 
 _REPORTS = ("entries", "source", "misses", "fallbacks", "breaks", "explain")
 _set_class: Callable[[Any, type], None] = vars(object)["__class__"].__set__
-_classes: weakref.WeakKeyDictionary[type, dict[type, type]] = weakref.WeakKeyDictionary()
 
 
 class CompiledModule:
@@ -36,7 +33,7 @@ class CompiledModule:
     _aheadgrad_compiled: CompiledFunction
 
     def __new__(cls, original: nn.Module, compiled: CompiledFunction) -> CompiledModule:
-        made: CompiledModule = object.__new__(_class_for(cls, type(original)))
+        made: CompiledModule = object.__new__(_class_for(cls, type(original)))  # type: ignore[arg-type]
         object.__setattr__(made, "__dict__", original.__dict__)
         object.__setattr__(made, "_aheadgrad_compiled", compiled)
         return made
@@ -53,6 +50,15 @@ class CompiledModule:
             if out is not MISS:
                 return out
         return compiled.miss(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is found in no other way: the module's own tables, then reports."""
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name not in _REPORTS:
+                raise
+        return getattr(self._aheadgrad_compiled, name)
 
     def __dir__(self) -> list[str]:
         return dir(original_of(self))
@@ -74,19 +80,6 @@ class CompiledModule:
 hide_from_dynamo(CompiledModule.__call__)
 
 
-class _Report:
-    """One of the reports, unless the module has something of that name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, module: Any, owner: Any = None) -> Any:
-        if module is None:
-            return self
-        held = next((vars(module)[t] for t in TABLES if self.name in vars(module)[t]), None)
-        return getattr(module._aheadgrad_compiled, self.name) if held is None else held[self.name]
-
-
 def original_of(module: CompiledModule) -> nn.Module:
     original: nn.Module = module._aheadgrad_compiled._fn
     return original
@@ -94,33 +87,28 @@ def original_of(module: CompiledModule) -> nn.Module:
 
 def _kind_of(module: CompiledModule) -> tuple[type, type[CompiledFunction], Options]:
     compiled = module._aheadgrad_compiled
-    kind = next(base for base in type(module).__mro__ if "_made" not in vars(base))
-    return kind, type(compiled), compiled.options
+    return type(module).__bases__[0], type(compiled), compiled.options
 
 
 def _again(original: nn.Module, kind: type, frontend: type[CompiledFunction], options: Options) -> Any:
     return kind(original, frontend(original, options))
 
 
+@functools.cache
 def _class_for(kind: type, original: type) -> type:
     """The class of compiled modules for a class of modules."""
-    known = _classes.setdefault(original, {})
-    if kind not in known:
 
-        @functools.wraps(original.forward)  # type: ignore[attr-defined]
-        def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            """Compiled where it is the same as calling the module; hooks belong to the call alone."""
-            module = original_of(self)
-            return self(*args, **kwargs) if call_is_forward(module) else module.forward(*args, **kwargs)
+    @functools.wraps(getattr(original, "forward", nn.Module.forward))  # (TorchScript has none yet)
+    def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Compiled where it is the same as calling the module; hooks belong to the call alone."""
+        module = original_of(self)
+        return self(*args, **kwargs) if call_is_forward(module) else module.forward(*args, **kwargs)
 
-        def become(self: Any, new: type) -> None:
-            original_of(self).__class__ = new
-            _set_class(self, _class_for(kind, new))
+    def become(self: Any, new: type) -> None:
+        original_of(self).__class__ = new
+        _set_class(self, _class_for(kind, new))
 
-        members: dict[str, Any] = {"__slots__": (), "_made": True, "forward": forward}
-        members["__class__"] = property(lambda self: type(original_of(self)), become)
-        members.update(__module__=original.__module__, __qualname__=original.__qualname__)
-        members.update({name: _Report(name) for name in _REPORTS if not hasattr(original, name)})
-        made = types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))
-        known[kind] = made
-    return known[kind]
+    shown = property(lambda self: type(original_of(self)), become)
+    members = {"__slots__": (), "forward": forward, "__class__": shown}
+    members.update(__module__=original.__module__, __qualname__=original.__qualname__)
+    return types.new_class(original.__name__, (kind, original), exec_body=lambda ns: ns.update(members))

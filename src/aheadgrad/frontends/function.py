@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -29,35 +29,20 @@ class Flat:
     leaves: list[Any]
     spec: Any
     paths: list[str]
-    top_paths: list[str]  # of the positional arguments themselves
+    top_paths: list[str]  # of the positional arguments themselves, by position
 
 
 def flatten(args: tuple[Any, ...], kwargs: dict[str, Any], parameter_names: list[str]) -> Flat:
+    top = [*parameter_names, *(f"args[{i}]" for i in range(len(parameter_names), len(args)))]
     with_paths, spec = pytree.tree_flatten_with_path((args, kwargs), is_leaf=pytree.is_size)
-    paths = [_path(path, parameter_names) for path, _ in with_paths]
-    top = [_top(i, parameter_names) for i in range(len(args))]
-    return Flat([leaf for _, leaf in with_paths], spec, paths, top)
+    return Flat([leaf for _, leaf in with_paths], spec, [_path(path, top) for path, _ in with_paths], top)
 
 
-def _top(i: int, names: list[str]) -> str:
-    return names[i] if i < len(names) else f"args[{i}]"
-
-
-def _path(path: tuple[Any, ...], names: list[str]) -> str:
-    """`x`, `batch['tokens']`, `args[3]`: how the user would write it."""
-    which, rest = path[0].idx, path[1:]
-    if which == 0 and rest:
-        head = _top(rest[0].idx, names)
-    elif rest:
-        head = str(rest[0].key)
-    else:
-        return "args"
-    return head + "".join(map(_step, rest[1:]))
-
-
-def _step(step: Any) -> str:
-    """`['tokens']`, `[3]`, `.field`; keys are described without code of the user's."""
-    return f"[{describe(step.key)}]" if hasattr(step, "key") else str(step)
+def _path(path: tuple[Any, ...], top: list[str]) -> str:
+    """`x`, `batch['tokens']`, `args[3]`: how the user would write it; keys without code of the user's."""
+    which, first, *rest = path
+    steps = (f"[{describe(step.key)}]" if hasattr(step, "key") else str(step) for step in rest)
+    return "".join((top[first.idx] if which.idx == 0 else str(first.key), *steps))
 
 
 def parameter_names(fn: Any) -> list[str]:
@@ -67,35 +52,45 @@ def parameter_names(fn: Any) -> list[str]:
     return [] if code is None else list(code.co_varnames[hasattr(fn, "__self__") : code.co_argcount])
 
 
-def takes_any_keyword(fn: Callable[..., Any]) -> bool:
-    """Can the function see the order of its keyword arguments (`**kwargs`)?"""
-    code = getattr(fn, "__code__", None)
-    return code is None or bool(code.co_flags & inspect.CO_VARKEYWORDS)
+def names_in(code: CodeType) -> Iterator[str]:
+    """The names that a function's own code (and what is defined inside it) mentions."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from names_in(const)
 
 
-def _check_kind(path: str, t: Tensor) -> None:
+def _check_kind(path: str, t: Tensor, *, exact: bool) -> None:
     if can_be_traced(t):
         return
-    if not is_plain(t) or type(t) not in _EXACT:
+    if not is_plain(t) or (exact and type(t) not in _EXACT):
         raise FallbackError(f"argument {path} is a {type(t).__name__}, a tensor subclass")
-    if t.layout is not torch.strided or t.is_quantized:
+    if exact and (t.layout is not torch.strided or t.is_quantized):
         kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
         raise FallbackError(f"argument {path} is {kind}, not a dense tensor")
 
 
 def make_call(
-    fn: Callable[..., Any], flat: Flat, state: list[tuple[Slot, Tensor]], around: Callable[[Any], Any]
+    fn: Callable[..., Any],
+    flat: Flat,
+    state: list[tuple[Slot, Tensor]],
+    around: Callable[[Any], Any],
+    *,
+    exact: bool = True,
 ) -> Call:
-    """`state` are tensors to lift besides the arguments; `around(see)` swaps them in."""
+    """`state` are tensors to lift besides the arguments; `around(see)` swaps them in.
+
+    `exact`: nobody else has looked at what kinds of tensors these are.
+    """
     inputs = list(state)
     for slot, t in state:
-        _check_kind(slot.describe(), t)
+        _check_kind(slot.describe(), t, exact=exact)
     scalars = []
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
         if not isinstance(leaf, Tensor):
             scalars.append(Scalar(UserInput(path), leaf, len(inputs)))
         else:
-            _check_kind(path, leaf)
+            _check_kind(path, leaf, exact=exact)
             inputs.append((UserInput(path), leaf))
 
     def invoke(see: Callable[[Any], Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,31 +17,15 @@ from torch import Tensor
 
 from aheadgrad import pipeline
 from aheadgrad.errors import FallbackError
-from aheadgrad.frontends.compiled import Described
-from aheadgrad.frontends.function import Flat, make_call, takes_any_keyword
-from aheadgrad.frontends.guarded_arguments import ArgumentWriter
-from aheadgrad.frontends.guards import GuardWriter
-from aheadgrad.frontends.module import swapped
-from aheadgrad.frontends.plain import freeze, frozen, insides, refill
-from aheadgrad.frontends.results import check_result, return_text
-from aheadgrad.frontends.state import State, changed
+from aheadgrad.frontends.function import Flat, make_call
+from aheadgrad.frontends.guards import ArgumentWriter, Guarded, GuardWriter
+from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
+from aheadgrad.frontends.results import check_result
+from aheadgrad.frontends.state import State, changed, swapped
 from aheadgrad.options import Options
-from aheadgrad.runtime.entry import Entry
+from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dynamo import Symbols
-
-
-@dataclass(eq=False, repr=False)
-class Guarded(Described):
-    """An entry with its check; `why` tells what the check has against a call."""
-
-    name: str
-    check: Callable[..., Any]
-    call: Callable[..., Any]
-    why: Callable[..., Any]
-    run: Callable[..., Any]
-    entry: Entry
-    source: str
 
 
 class Making:
@@ -52,9 +36,9 @@ class Making:
         others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
         self.state = State(fn, others)
         self._refuse(others)
-        self.look = self.state.look()
+        self.look = self.state.look(in_words=True)
         self.has_run = False
-        self._given = [(p, v, v.copy(), freeze(v)) for p, value in others for v in insides(value)]
+        self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
 
@@ -84,27 +68,23 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        forward = self.fn.forward if hasattr(self.fn, "forward") else self.fn
-        arguments = ArgumentWriter(self.flat, args, kwargs, ordered=takes_any_keyword(forward))
-        arguments.symbolic = numbers
-        guard = GuardWriter(arguments, entry, self.state, self.look).write()
+        arguments = ArgumentWriter(self.flat, numbers)
+        made = GuardWriter(arguments, entry, self.state, self.look).write(self.name, args, kwargs)
         entry.captured.release()
-        source = guard.source + "\n\n" + entry.source
-        return Guarded(self.name, guard.check, guard.call, guard.why, entry.run, entry, source)
+        return made
 
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""
         self.state.put_back()
-        for _, value, before, as_it_was in self._given:
-            if freeze(value) != as_it_was:
-                refill(value, before)
+        for _, value in self._given:
+            value.put_back()
         random.setstate(self._numbers[0])
         if self._numbers[1] is not None:
             sys.modules["numpy"].random.set_state(self._numbers[1])
 
     def _objects(self) -> list[Any]:
         """The objects that the state consists of, tensors and plain values apart."""
-        return [token.value for token in self.look.tokens if hasattr(token, "value")]
+        return [token.value for _, token in self.look.found if type(token) is Same]
 
     def _around(self, see: Callable[[Any], Any]) -> Any:
         self.originals = {id(see(h.get())): h.get() for h in self.state.holders}
@@ -114,13 +94,9 @@ class Making:
         """The function; afterwards, what it changed in the state and in its arguments."""
         self.has_run = True
         before = pytree.tree_flatten((args, kwargs))
-        tables = [(h, h.get()) for h in self.state.holders]
         result = self.fn(*args, **kwargs)
-        for holder, seen in tables:
-            if holder.table.get(holder.name) is not seen:
-                raise changed(holder.slot.describe())
         now = self.state.look(self.originals)
-        if now.tokens != self.look.tokens:
+        if now.found != self.look.found:
             raise changed(self.look.differences(now)[0][0])
         for one, other in zip(self.look.tensors, now.tensors, strict=True):
             if one is not other:
@@ -129,12 +105,12 @@ class Making:
         after = pytree.tree_flatten((args, kwargs))
         if before[1] != after[1] or any(a is not b for a, b in zip(before[0], after[0], strict=True)):
             raise changed("a list or dictionary that it was given")
-        for path, value, _, as_it_was in self._given:
-            if freeze(value) != as_it_was:
+        for path, value in self._given:
+            if value.has_changed():
                 raise changed(path)
         if freeze(_random_states()) != freeze(self._numbers):
             raise FallbackError("the function draws random numbers of Python or numpy")
-        known = [*self._objects(), *self.state.containers(), *self.flat.leaves]
+        known = [*self._objects(), *self.state.containers, *self.flat.leaves]
         check_result(result, (args, kwargs), known)
         self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result

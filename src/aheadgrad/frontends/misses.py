@@ -15,15 +15,15 @@ led to a compilation. Tensors are compared by torch, which has its own words for
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aheadgrad.frontends.plain import BY_TEXT, Same, describe
-
 LOG = logging.getLogger("aheadgrad.misses")
+_NUMBERED = re.compile(r"\d+/(\d+): ")  # how Dynamo counts: frame/entry
 _listeners: list[list[Miss]] = []
 
 
@@ -48,32 +48,16 @@ class Miss:
     reasons: tuple[Reason, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.function}: no entry fits this call. Closest is entry {self.entry}:"]
-        return "\n  ".join(lines + [str(r) for r in self.reasons])
+        head = f"{self.function}: no entry fits this call. Closest is entry {self.entry}:"
+        return "\n  ".join([head, *map(str, self.reasons)])
 
 
 def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     """How tensors differ from those that torch's guards were made for."""
     told = guards.check_verbose(*tensors, tensor_check_names=paths)
-    return Reason(told if isinstance(told, str) else "tensors: the same one in two places")
-
-
-def shown(token: Any, most: int = 60) -> str:
-    """A frozen value (`plain.freeze`) in words, as far as it can be told."""
-    if isinstance(token, str):
-        return token
-    if type(token) is Same:
-        return describe(token.value)
-    if type(token) is int:
-        return "a tensor"
-    kind, value = token if isinstance(token, tuple) and len(token) == 2 else (None, None)
-    if kind in BY_TEXT:
-        return str(value)
-    if kind is not None and isinstance(value, tuple):
-        parts = [shown(v) for v in value] if not issubclass(kind, dict) else []
-        text = f"{kind.__name__}({', '.join(parts)})"
-        return text if parts and len(text) <= most else f"a {kind.__name__} of {len(value)}"
-    return describe(value) if kind is not None else "something else"
+    return Reason(
+        told if isinstance(told, str) else "tensors: the same one, or the same memory, in two places"
+    )
 
 
 @contextmanager
@@ -89,13 +73,9 @@ def explain_misses() -> Iterator[list[Miss]]:
 
 def from_dynamo(function: str, texts: Sequence[str]) -> Miss:
     """Dynamo's reasons, the latest entry first: `0/2: n == 1    # y = x * n  # model.py:19 in forward`."""
-    found = []
-    for text in texts:
-        which, _, reason = text.partition(": ")
-        number = which.rpartition("/")[2]
-        told = (reason or text).partition("  #")[0].strip()
-        found.append((int(number) if number.isdigit() else 0, Reason(told)))
-    return Miss(function, found[0][0], tuple(dict.fromkeys(reason for _, reason in found)))
+    number = _NUMBERED.match(texts[0])
+    told = (_NUMBERED.sub("", text, count=1).partition("  #")[0].strip() for text in texts)
+    return Miss(function, int(number[1]) if number else 0, tuple(map(Reason, dict.fromkeys(told))))
 
 
 def someone_listens() -> bool:
@@ -108,33 +88,29 @@ def tell(miss: Miss) -> None:
     LOG.info("%s", miss)
 
 
-def explain(
-    function: str, whys: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Miss | None:
-    """What each entry has against a call; the latest is taken for the closest."""
-    found = []
-    for i, why in enumerate(whys):
+def explain(function: str, entries: Sequence[Any], args: Any, kwargs: Any) -> list[Miss]:
+    """Tells what each entry has against a call, if there are any; the latest is taken for the closest."""
+    found: dict[Reason, int] = {}
+    for i in reversed(range(len(entries))):
         try:
-            reason = why(args, kwargs)
+            reason = entries[i].why(args, kwargs)
         except Exception as error:  # what came may be anything
             reason = Reason(f"the check raises {type(error).__name__}: {error}")
         if isinstance(reason, Reason):
-            found.append((i, reason))
+            found.setdefault(reason, i)
     if not found:
-        return None
-    latest = found[-1][0]
-    return Miss(function, latest, tuple(dict.fromkeys(reason for _, reason in reversed(found))))
+        return []
+    miss = Miss(function, max(found.values()), tuple(found))
+    tell(miss)
+    return [miss]
 
 
 def what_keeps_changing(misses: Sequence[Miss]) -> str:
     """The most frequent reasons, with what came."""
-    counts: Counter[str] = Counter()
-    values: dict[str, list[str]] = {}
-    for reason in (miss.reasons[0] for miss in misses if miss.reasons):
-        counts[reason.what] += 1
-        seen = values.setdefault(reason.what, [reason.assumed] if reason.assumed else [])
-        if reason.came and reason.came not in seen:
-            seen.append(reason.came)
-    came = {what: f" ({', '.join(seen[:4])}, ...)" if seen else "" for what, seen in values.items()}
-    told = (what + came[what] for what, _ in counts.most_common(3))
+    reasons = [miss.reasons[0] for miss in misses]
+    told = []
+    for what, _ in Counter(reason.what for reason in reasons).most_common(3):
+        same = [reason for reason in reasons if reason.what == what]
+        seen = dict.fromkeys(filter(None, (same[0].assumed, *(reason.came for reason in same))))
+        told.append(f"{what} ({', '.join([*seen][:4])}, ...)" if seen else what)
     return "; ".join(told) or "something that cannot be named"

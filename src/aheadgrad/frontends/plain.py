@@ -7,56 +7,32 @@ Anything else is compared by identity.
 
 from __future__ import annotations
 
-import datetime
-import decimal
-import enum
-import fractions
-import functools
-import pathlib
+import math
 import reprlib
-import types
-import uuid
-import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from datetime import date, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from functools import partial
+from operator import is_
+from pathlib import Path, PurePath
+from types import BuiltinFunctionType, EllipsisType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
+from uuid import UUID
+from weakref import ref
 
 import torch
 
+from aheadgrad.emit.script import Namespace
 from aheadgrad.errors import FallbackError
 
 SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
-FIXED: tuple[type, ...] = (
-    *SIMPLE,
-    enum.Enum,
-    type,
-    types.ModuleType,
-    types.BuiltinFunctionType,
-    pathlib.PurePath,
-)
-FIXED += (
-    fractions.Fraction,
-    decimal.Decimal,
-    uuid.UUID,
-    datetime.date,
-    datetime.timedelta,
-    types.EllipsisType,
-)
-FIXED += (torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
-_AS_THEY_ARE = {
-    int,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-}
-BY_TEXT = {float, complex, fractions.Fraction, decimal.Decimal, datetime.date, datetime.timedelta, uuid.UUID}
-BY_TEXT |= {type(pathlib.Path()), torch.finfo, torch.iinfo}
+BY_TEXT = {float, complex, Fraction, Decimal, date, timedelta, UUID, type(Path()), torch.finfo, torch.iinfo}
+_BY_VALUE: set[Any] = {*SIMPLE, torch.layout, torch.memory_format} - {*BY_TEXT, torch.Size}
+_FOR_EVER = (Enum, type, ModuleType, BuiltinFunctionType, PurePath, EllipsisType)
+FIXED: tuple[type, ...] = (*_BY_VALUE, *BY_TEXT, torch.Size, *_FOR_EVER)  # what never changes
 _SEQUENCES = {list, tuple, set, frozenset, deque, torch.Size}
 _CAN_CHANGE = (list, dict, set, deque, bytearray)
 _LARGEST = 1 << 16  # bytes of an array that are compared at each call
@@ -83,30 +59,33 @@ def is_array(value: Any) -> bool:
 
 
 def freeze(value: Any, originals: Mapping[int, Any] = MappingProxyType({})) -> Any:
-    """What is compared with `==` to tell whether a value is the same; `originals` stand for others, by id."""
+    """What is compared with `==` to tell whether a value is the same; `originals` stand for others, by id.
+
+    It is `Same(value)`, or the type with the value, with its text, or with a tuple of frozen parts (or keys).
+    """
     kind = type(value)
-    if kind in _AS_THEY_ARE:
+    if kind in _BY_VALUE:
         return kind, value
     if kind in BY_TEXT:
         return kind, repr(value)
     if kind in _SEQUENCES:
-        return kind, tuple(freeze(v, originals) for v in value)
+        return kind, tuple([freeze(part, originals) for part in value])
     if isinstance(value, dict):
-        return kind, tuple((freeze(k), freeze(v, originals)) for k, v in value.items())
+        return kind, tuple(map(freeze, value)), tuple([freeze(v, originals) for v in value.values()])
     if kind in (slice, range):
-        return kind, freeze(value.start), freeze(value.stop), freeze(value.step)
-    if kind is types.MethodType:
-        return kind, Same(value.__func__), Same(value.__self__)  # made anew at each `object.method`
-    if kind is functools.partial:
-        return kind, *map(freeze, (value.func, value.args, value.keywords))
+        return kind, (freeze(value.start), freeze(value.stop), freeze(value.step))
+    if kind is MethodType:
+        return kind, (Same(value.__func__), Same(value.__self__))  # made anew at each `object.method`
+    if kind is partial:
+        return kind, tuple(map(freeze, (value.func, value.args, value.keywords)))
     if kind is bytearray:
         return kind, bytes(value)
     if is_array(value) and not is_too_large(value):
-        return kind, str(value.dtype), value.shape, value.tobytes()
+        return kind, value.tobytes(), str(value.dtype), value.shape
     if isinstance(value, list | tuple):
-        return kind, tuple(freeze(v, originals) for v in value)
-    if kind is weakref.ref:
-        return kind, freeze(value(), originals)
+        return kind, tuple([freeze(part, originals) for part in value])
+    if kind is ref:
+        return kind, (freeze(value(), originals),)
     return Same(originals.get(id(value), value))
 
 
@@ -133,25 +112,59 @@ def shares_memory(array: Any, t: torch.Tensor) -> bool:
     return bool(start <= t.data_ptr() < start + array.nbytes)
 
 
+def same_value(names: Namespace, text: str, value: Any, path: str) -> str:
+    """The test that a value which is no tensor is the same as before."""
+    if value is None or isinstance(value, bool):
+        return f"{text} is {value}"
+    odd = isinstance(value, float) and (math.isnan(value) or value == 0.0)  # `==` does not tell these apart
+    if type(value) in SIMPLE and type(value) is not complex and not odd:
+        kind = names.name(type(value), type(value).__name__)
+        return f"type({text}) is {kind} and {text} == {names.literal(value)}"
+    known = frozen(value, path)
+    if type(known) is Same:
+        return f"{text} is {names.name(value, 'given')}"
+    return f"{names.name(freeze, 'freeze')}({text}) == {names.name(known, 'frozen')}"
+
+
 def frozen(value: Any, path: str) -> Any:
     """As `freeze`, for what an entry is about to assume."""
     if is_too_large(value):
-        raise FallbackError(
-            f"{path} is a numpy array that is too large to be compared at each call; pass a tensor"
-        )
+        raise FallbackError(f"{path} is a numpy array that is too large to be compared; pass a tensor")
     return freeze(value)
 
 
-def refill(container: Any, before: Any) -> None:
-    """A container with the contents that it had."""
-    if is_array(container):
-        container[...] = before
-        return
-    container.clear()
-    if isinstance(container, dict | set):
-        container.update(before)
-    else:
-        container.extend(before)
+class Changing:
+    """A container or array, and the contents that it has now."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.before: Any = dict(value) if isinstance(value, dict) else value.copy()
+
+    def has_changed(self) -> bool:
+        return not self._is_same() and freeze(self.value)[1:] != freeze(self.before)[1:]
+
+    def put_back(self) -> None:
+        value, before = self.value, self.before
+        if self._is_same():
+            return
+        if is_array(value):
+            value[...] = before
+        elif isinstance(value, dict):
+            for key in [k for k in value if k not in before]:
+                del value[key]
+            value.update(before)
+        else:
+            value.clear()
+            value.update(before) if isinstance(value, set) else value.extend(before)
+
+    def _is_same(self) -> bool:
+        """Are the contents the very same?"""
+        value, before = self.value, self.before
+        if isinstance(value, dict):
+            return list(value) == list(before) and all(map(is_, value.values(), before.values()))
+        if isinstance(value, list | deque):
+            return len(value) == len(before) and all(map(is_, value, before))
+        return value.tobytes() == before.tobytes() if is_array(value) else bool(value == before)
 
 
 class _Short(reprlib.Repr):
@@ -159,9 +172,9 @@ class _Short(reprlib.Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         kind = type(x)
-        if isinstance(x, types.FunctionType | type):
+        if isinstance(x, FunctionType | type):
             return str(x.__qualname__)
-        if kind in SIMPLE or kind in _AS_THEY_ARE or kind in BY_TEXT or kind in (slice, range):
+        if kind in FIXED or kind in (slice, range):
             return repr(x)
         return "a tensor" if isinstance(x, torch.Tensor) else f"a {kind.__name__} at {id(x):#x}"
 

@@ -6,7 +6,6 @@ next call: such a function is left to eager.
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.emit.script import Namespace
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.plain import FIXED, SIMPLE
 from aheadgrad.torchlayer import trees as pytree
@@ -24,15 +22,14 @@ from aheadgrad.torchlayer.symbols import is_symbolic
 def check_result(result: Any, given: Any, known: Iterable[Any]) -> None:
     """Refuses what no entry can return: `given` are the arguments, `known` objects that are the caller's."""
     theirs = {id(v) for v in known}
-    containers = {id(v) for v in _containers(given)} | theirs
+    containers = theirs.union(map(id, _containers(given)))
     for part in _containers(result):
         if id(part) in containers:
             raise FallbackError(f"the function returns a {type(part).__name__} that it was given")
     for leaf in pytree.tree_leaves(result):
         if not (isinstance(leaf, Tensor) or id(leaf) in theirs or _is_fixed(leaf)):
-            raise FallbackError(
-                f"the function returns a {type(leaf).__name__}, which pytree does not know how to open"
-            )
+            kind = type(leaf).__name__
+            raise FallbackError(f"the function returns a {kind}, which pytree does not know how to open")
 
 
 def _containers(value: Any) -> Iterator[Any]:
@@ -49,29 +46,8 @@ def _is_fixed(value: Any) -> bool:
     if isinstance(value, types.FunctionType):  # one that was made inside may hold anything
         return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
     if isinstance(value, slice | range):
-        return all(
-            isinstance(v, SIMPLE) and not is_symbolic(v) for v in (value.start, value.stop, value.step)
-        )
+        parts = value.start, value.stop, value.step
+        return all(isinstance(v, SIMPLE) and not is_symbolic(v) for v in parts)
     if isinstance(value, frozenset):
         return all(map(_is_fixed, value))
     return isinstance(value, FIXED) or is_symbolic(value)
-
-
-def return_text(spec: Any, texts: list[str], names: Namespace) -> str:
-    """The flat outputs in the user's structure."""
-    return _structure_text(spec, iter(texts), names)
-
-
-def _structure_text(spec: Any, texts: Iterator[str], names: Namespace) -> str:
-    if spec.is_leaf():
-        return next(texts)
-    if spec.type in (tuple, list):
-        parts = "".join(f"{_structure_text(c, texts, names)}, " for c in pytree.children(spec))
-        return f"({parts})" if spec.type is tuple else f"[{parts}]"
-    if spec.type is dict:
-        keys = [names.literal(key) for key in spec.context]
-        parts_ = [_structure_text(c, texts, names) for c in pytree.children(spec)]
-        return "{" + ", ".join(f"{k}: {p}" for k, p in zip(keys, parts_, strict=True)) + "}"
-    leaves = ", ".join(next(texts) for _ in range(spec.num_leaves))
-    rebuild = functools.partial(pytree.tree_unflatten, treespec=spec)
-    return f"{names.name(rebuild, 'rebuild')}([{leaves}])"

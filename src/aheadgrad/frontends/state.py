@@ -12,9 +12,10 @@ reads is a constant of the recording.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
-from aheadgrad.frontends.module import holders_in
-from aheadgrad.frontends.plain import freeze, insides, is_array, refill
-from aheadgrad.torchlayer.hooks import GLOBAL_HOOKS, global_hooks
+from aheadgrad.frontends.function import names_in
+from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
+from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.torchlayer.hooks import global_hooks
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -34,11 +36,12 @@ ABSENT = object()
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A key of a dictionary, or a closure's cell."""
+    """A key of a dictionary, or a closure's cell; `slot` if it holds a parameter or buffer."""
 
     holder: Any
     key: Any
     path: str
+    slot: Any = None
 
     def get(self) -> Any:
         if isinstance(self.holder, CellType):
@@ -57,41 +60,65 @@ class Place:
             self.holder[self.key] = value
 
 
+def holders(modules: Sequence[tuple[str, nn.Module]]) -> list[Place]:
+    """All parameters, then all buffers, in the order of `named_parameters`."""
+    found = []
+    for where, kind in (("_parameters", Parameter), ("_buffers", Buffer)):
+        for path, module in modules:
+            table = getattr(module, where)
+            for name in (n for n, value in table.items() if value is not None):
+                full = f"{path}.{name}" if path else name
+                found.append(Place(table, name, full, kind(full)))
+    return found
+
+
+@contextmanager
+def swapped(places: list[Place], see: Callable[[Any], Any]) -> Iterator[None]:
+    """The modules with their tensors replaced by what the trace sees."""
+    originals = [place.get() for place in places]
+    seen = [see(value) for value in originals]
+    try:
+        for place, value in zip(places, seen, strict=True):
+            place.put(value)
+        yield
+    finally:
+        for place, original in zip(places, originals, strict=True):
+            place.put(original)
+
+
 @dataclass(eq=False)
 class Look:
     """All that was found, in order: comparable tokens by path, tensors, and containers that can change."""
 
-    tokens: list[Any] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
+    originals: Mapping[int, Tensor]  # by id: what traced tensors stand for
+    in_words: bool
+    found: list[tuple[str, Any]] = field(default_factory=list)  # path and token
+    texts: dict[str, str] = field(default_factory=dict)  # by path
     tensors: list[Tensor] = field(default_factory=list)
     places: dict[int, Place] = field(default_factory=dict)  # by id of a tensor: where it was found first
     containers: list[tuple[str, Any]] = field(default_factory=list)
-    originals: Mapping[int, Tensor] = field(default_factory=dict)  # by id: what traced tensors stand for
     _known: dict[int, int] = field(default_factory=dict)
 
     def note(self, path: str, value: Any, place: Place | None = None) -> None:
-        self.paths.append(path)
-        if isinstance(value, Tensor) and place is not None:
-            value = self.originals.get(id(value), value)
-            number = self._known.setdefault(id(value), len(self.tensors))
-            if number == len(self.tensors):
-                self.tensors.append(value)
-                self.places[id(value)] = place
-            self.tokens.append(number)
+        if self.in_words:
+            self.texts[path] = "absent" if value is ABSENT else describe(value)
+        if not isinstance(value, Tensor) or place is None:
+            self.found.append((path, freeze(value, self.originals)))
+            if is_array(value) or any(True for _ in insides(value)):
+                self.containers.append((path, value))
             return
-        self.tokens.append(freeze(value, self.originals))
-        if is_array(value) or any(True for _ in insides(value)):
-            self.containers.append((path, value))
+        value = self.originals.get(id(value), value)
+        number = self._known.setdefault(id(value), len(self.tensors))
+        if number == len(self.tensors):
+            self.tensors.append(value)
+            self.places[id(value)] = place
+        self.found.append((path, number))
 
-    def differences(self, other: Look) -> list[tuple[str, Any, Any]]:
-        """`(path, here, there)` for what is different."""
-        mine, theirs = (
-            dict(zip(self.paths, self.tokens, strict=True)),
-            dict(zip(other.paths, other.tokens, strict=True)),
-        )
-        paths = dict.fromkeys((*mine, *theirs))
-        pairs = ((p, mine.get(p, "absent"), theirs.get(p, "absent")) for p in paths)
-        return [(p, a, b) for p, a, b in pairs if a != b]
+    def differences(self, other: Look) -> list[tuple[str, str, str]]:
+        """`(path, here, there)` for what is different, in words."""
+        mine, theirs = dict(self.found), dict(other.found)
+        paths = [p for p in {**mine, **theirs} if mine.get(p, ABSENT) != theirs.get(p, ABSENT)]
+        return [(p, self.texts.get(p, "absent"), other.texts.get(p, "absent")) for p in paths]
 
 
 class State:
@@ -103,13 +130,14 @@ class State:
         self._function(fn)
         for path, value in arguments:
             self._tree(value, path)
-        if any(isinstance(m, torch.jit.ScriptModule) for _, m in self.modules()):
+        self.modules: list[tuple[str, nn.Module]] = list(self._modules())
+        if any(isinstance(m, torch.jit.ScriptModule) for _, m in self.modules):
             raise FallbackError("TorchScript cannot be recorded")
-        self.holders = holders_in(list(self.modules()))
-        self._before = [(d, dict(d)) for d in self.dictionaries()]
+        self.holders = holders(self.modules)
         self._values = [(p, p.get()) for p in self.names]
-        found = (*(value for _, value in self._values), *map(self._attributes, self.modules()))
-        self._contents = [(value, value.copy()) for value in insides(found)]
+        found = (*(value for _, value in self._values), *(vars(m) for _, m in self.modules))
+        self.containers = list(insides((*found, *self.hooks().values())))
+        self._before = [Changing(container) for container in self.containers]
 
     def _function(self, fn: Any) -> None:
         fn = fn._fn if isinstance(fn, CompiledFunction) else fn
@@ -129,8 +157,9 @@ class State:
         elif isinstance(fn, FunctionType):
             cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False)
             self.names += [Place(cell, None, name) for name, cell in cells]
-            named = dict.fromkeys(n for n in _names_in(fn.__code__) if n in fn.__globals__)
+            named = dict.fromkeys(n for n in names_in(fn.__code__) if n in fn.__globals__)
             self.names += [Place(fn.__globals__, n, n) for n in named]
+            self.names = [p for p in self.names if not isinstance(p.get(), ModuleType)]
             for place in self.names:
                 self._tree(place.get(), place.path)
             if hasattr(fn, "__wrapped__"):
@@ -140,42 +169,32 @@ class State:
         if isinstance(value, nn.Module) and not any(m is value for _, m in self.trees):
             self.trees.append((path, value))
 
-    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
         seen: set[nn.Module] = set()
         for root, tree in self.trees:
             for path, module in tree.named_modules(memo=seen):
                 yield ".".join(filter(None, (root, path))), module
 
-    def containers(self) -> list[Any]:
-        """Everything in there that can change its contents."""
-        return [value for value, _ in self._contents]
+    def hooks(self) -> dict[str, dict[Any, Any]]:
+        """Hooks of all modules, by name."""
+        return global_hooks() if self.trees else {}
 
-    @staticmethod
-    def _attributes(module: tuple[str, nn.Module]) -> tuple[Any, ...]:
-        """What a module holds besides tensors, submodules and hooks."""
-        own = vars(module[1]).items()
-        return tuple(v for name, v in own if name not in (*TABLES, *HOOKS) and name not in _KEPT_BY_TORCH)
-
-    def dictionaries(self) -> list[dict[str, Any]]:
+    def dictionaries(self) -> list[dict[Any, Any]]:
         """What modules keep their attributes, tables and hooks in."""
         found = [
-            d for _, m in self.modules() for d in (vars(m), *(vars(m).get(t, {}) for t in (*TABLES, *HOOKS)))
+            d for _, m in self.modules for d in (vars(m), *(vars(m).get(t, {}) for t in (*TABLES, *HOOKS)))
         ]
-        if self.trees:
-            found += [global_hooks()[name] for name in GLOBAL_HOOKS]
-        return found
+        return [*found, *self.hooks().values()]
 
-    def look(self, originals: Mapping[int, Tensor] | None = None) -> Look:
+    def look(self, originals: Mapping[int, Tensor] | None = None, *, in_words: bool = False) -> Look:
         """Everything as it is now; `originals` tells what traced tensors in there stand for."""
-        out = Look(originals=originals or {})
-        for place in self.names:
-            value = place.get()
-            if not isinstance(value, ModuleType):
-                out.note(place.path, value, place)
-        for path, module in self.modules():
+        out = Look(originals or {}, in_words)
+        for path, module in self._modules():
             self._look_at(out, path, module)
-        for name in GLOBAL_HOOKS if self.trees else ():
-            out.note(name, list(global_hooks()[name].values()))
+        for name, table in self.hooks().items():
+            out.note(name, list(table.values()))
+        for place in self.names:
+            out.note(place.path, place.get(), place)
         return out
 
     def _look_at(self, out: Look, path: str, module: nn.Module) -> None:
@@ -192,18 +211,11 @@ class State:
 
     def put_back(self) -> None:
         """What a run has changed here goes back to what it was: eager is about to run."""
-        for table, before in self._before:
-            for key in [k for k in table if k not in before]:
-                del table[key]
-            for key, value in before.items():
-                if table.get(key, ABSENT) is not value:
-                    table[key] = value
+        for container in self._before:
+            container.put_back()
         for place, value in self._values:
             if place.get() is not value:
                 place.put(value)
-        for container, before in self._contents:
-            if freeze(container) != freeze(before):
-                refill(container, before)
 
 
 def changed(path: str) -> FallbackError:
@@ -213,16 +225,3 @@ def changed(path: str) -> FallbackError:
     )
     error.once = True
     return error
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that a function's own code (and what is defined inside it) mentions."""
-    yield from code.co_names
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _names_in(const)
-
-
-def is_plain_list(value: Any) -> bool:
-    """A list that `==` compares well enough: of whole numbers, strings and the like."""
-    return type(value) is list and all(type(v) in (int, str, bool, type(None)) for v in value)

@@ -165,6 +165,8 @@ class _Group:
             return self._input_root(self.owner_input)
         roots = [_root(t) for t in self.tensors]
         chosen = next((r for r in roots if r.requires_grad and r.grad_fn is not None), roots[0])
+        if functional.storage_key(chosen) != functional.storage_key(self.tensors[0]):
+            raise FallbackError("a view is returned of a tensor that set_ has given other memory since")
         position = next((j for j, t in zip(self.members, self.tensors, strict=True) if t is chosen), None)
         base = None if position is not None else self.out.add_base(chosen)
         tracked = chosen.requires_grad and chosen.grad_fn is not None

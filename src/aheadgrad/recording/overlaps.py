@@ -43,10 +43,10 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
 
 
 def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
+    if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
+        raise FallbackError("a view made with unfold is written to")  # its base would be put together anew
     if 0 in typical_sizes(written):
         return  # whatever its strides: no element is written
-    if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
-        raise FallbackError("a view made with unfold is written to")
     if name == "copy_" and any(_overlap(written, o) != "none" and _alike(written, o) for o in others):
         if _repeats(written) and (written.requires_grad or 1 in typical_sizes(written)):
             raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write

@@ -27,6 +27,7 @@ from aheadgrad.torchlayer.autograd import (
     saved_tensor_hooks,
 )
 from aheadgrad.torchlayer.control_flow import with_graphs
+from aheadgrad.torchlayer.decompositions import ALWAYS
 from aheadgrad.torchlayer.dispatch import (
     HigherOrderOperator,
     OpOverload,
@@ -72,7 +73,7 @@ class Recorder(TorchDispatchMode):
         self.trace = trace
         self.mode = mode
         self.ops = OpCache(mode)
-        self.decompositions = decompositions
+        self.decompositions = {**ALWAYS, **decompositions}
         self.adopt = adopt
         self.asserted = asserted  # called after an op without results, which may assert something
         self.zeros = zeros.Zeros()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import SymInt, Tensor
 
 from aheadgrad.errors import (
@@ -164,6 +165,17 @@ class Recording:
     @cached_property
     def has_symbols(self) -> bool:
         return bool(self.numbers or self.symbolic_inputs() or self.session.trace.numbers)
+
+    @property
+    def depends_on_offsets(self) -> bool:
+        """Does it matter where in their memory inputs lie?"""
+        if self.session.reads_offsets or self.session.members or any(f.geometry for f in self.facts.inputs):
+            return True
+        made = (*self.facts.outputs, *self.facts.roots)
+        if any(getattr(getattr(f, "recipe", None), "geometry", None) for f in made):
+            return True
+        restride = torch.ops.aten.as_strided.default
+        return any(r.target is restride for r in self.session.trace.records)
 
     def symbolic_inputs(self) -> dict[int, Any]:
         """By id of the tensor given: the traced values of inputs with symbolic sizes."""

@@ -25,6 +25,7 @@ __all__ = [
     "deterministic_mode",
     "deterministic_warns",
     "dispatch_modes",
+    "dispatch_restored",
     "dual_level",
     "function_modes",
     "in_transform",
@@ -86,6 +87,18 @@ def without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def dispatch_restored() -> Iterator[None]:
+    """Leaves transforms and dispatch keys as they were: a graph that raises does not undo what it entered."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    included = torch._C._dispatch_tls_local_include_set()
+    with torch._C._ForceDispatchKeyGuard(included, torch._C._dispatch_tls_local_exclude_set()):
+        try:
+            yield
+        finally:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def dual_level() -> int:

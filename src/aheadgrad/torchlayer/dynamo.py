@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import DimDynamic
+from torch.utils._ordered_set import OrderedSet
 
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, mode_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
@@ -18,6 +19,7 @@ from aheadgrad.torchlayer.symbols import is_symbolic
 # What Dynamo looks for on inputs; with the older name it checks it at each call as well.
 _RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 _CHANGES = "_dynamo_propagated_dynamic_indices" if _RELEASE >= (2, 13) else "_dynamo_weak_dynamic_indices"
+_HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"
 _FIXED = (DimDynamic.STATIC, DimDynamic.INFER_STRIDE)
 
 
@@ -65,6 +67,17 @@ def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
     if not fakes and not items and not any(map(is_symbolic, args)):
         return Symbols()
     return Symbols(context.fake_mode, fakes, items)
+
+
+def ignore_hooks_of_saved_tensors() -> None:
+    """What hooks on saved tensors there are does not matter to graphs that call them as eager does.
+
+    Dynamo would ask at each call, in Python, for compilers that make such hooks part of the graph.
+    """
+    context = TracingContext.try_get()
+    if context is not None:
+        guards = context.guards_context.dynamo_guards
+        guards.inner = OrderedSet(g for g in guards.inner if g.create_fn_name() != _HOOKS)
 
 
 def mark_dynamic(t: Any, dims: tuple[int, ...]) -> None:

@@ -15,15 +15,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._dynamo import exc
+from torch._dynamo import eval_frame, exc
+from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import graph_break_reasons
+from torch._guards import TracingContext
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
+from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
 
 _AS_IT_IS = ConvertFrameReturn(
@@ -35,19 +40,23 @@ _ENTRIES_ONLY = ConvertFrameReturn(
 _REFUSALS = (exc.Unsupported, exc.UserError, exc.UncapturedHigherOrderOpError)  # what fullgraph=True asks for
 _NOT_SHOWN = ("Hint:", "Developer debug context", "For more details", "User stack trace", "from user code")
 _NOT_OURS_TO_CATCH = (exc.ResumePrologueTracingError, exc.RecompileError)
+_REGION = "set_eval_frame_isolate_recompiles_id"  # from torch 2.13
+_frames = torch._C._dynamo.eval_frame
 _LOG = logging.getLogger("torch._dynamo.convert_frame")
 _one_at_a_time = RLock()  # as Dynamo compiles; what is patched is put back in order
 _PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
 class Teller(Protocol):
-    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first."""
+    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first;
+    `failed`, whether a line of the user's may be at fault."""
 
     def broke(self, where: str, reason: str) -> None: ...
     def full(self) -> None: ...
     def missed(self, function: str, reasons: list[str]) -> None: ...
-    def failed(self, code: CodeType, error: Exception) -> None: ...
+    def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None: ...
     def is_left_alone(self, code: CodeType) -> bool: ...
+    def note_uncompiled(self, reason: str) -> None: ...
 
 
 class _Noting:
@@ -95,12 +104,16 @@ class _Frames:
         if self._noted is not None:
             self._noted.raised = None
         try:
-            with _one_at_a_time, _hooks_are_guarded(), quiet_logs(), _quiet_about_limits():
+            with _one_at_a_time, _configured(), dispatch_restored(), quiet_logs(), _quiet_about_limits():
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+                _call_directly(result.guarded_code, frame.f_globals)
         except Exception as error:
             return self._failed(teller, code, error)
         finally:
             self._tell_misses(teller)
+        if "dispatch mode" in (getattr(result, "skip_reason", None) or ""):
+            teller.note_uncompiled("Dynamo compiles nothing under a TorchDispatchMode")
+            return _AS_IT_IS  # with all that it calls: counted once
         for reason in graph_break_reasons[known:]:
             teller.broke(_place(reason.user_stack), _short(reason.reason))
         raised = None if self._noted is None else self._noted.raised
@@ -133,14 +146,27 @@ class _Frames:
         inner = getattr(error, "inner_exception", error)
         if type(inner).__module__.partition(".")[0] == "aheadgrad":
             raise inner from None
-        teller.failed(code, error)
+        teller.failed(code, error, perhaps_users=is_users_error(error))
         return _AS_IT_IS
 
 
-def _hooks_are_guarded() -> AbstractContextManager[None]:
-    """A hook that is added to a part of a module later is seen; Dynamo would leave that out."""
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
+def _configured() -> AbstractContextManager[None]:
+    """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
+
+    Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
+    """
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
+        skip_nnmodule_hook_guards=False, record_runtime_overhead=False
+    )
     return patched
+
+
+def _call_directly(made: Any, scope: dict[str, Any]) -> None:
+    """Dynamo wraps graphs, so that it does not look into them; not needed where it does not look anyway."""
+    for name in made.code.co_names if made is not None else ():
+        graph = getattr(scope.get(name), "_torchdynamo_orig_callable", None)
+        if name.startswith("__compiled_fn") and is_hidden(graph):
+            scope[name] = graph
 
 
 @contextmanager
@@ -175,7 +201,37 @@ def compiled_by_dynamo(
         context.callback = _Frames(context.callback, teller, fullgraph=fullgraph)
         frames.append(context.callback)
     made = context(fn)
-    return made.forward if isinstance(fn, nn.Module) and made is not fn else made
+    made = made.forward if isinstance(fn, nn.Module) and made is not fn else made
+    is_usual = frames and isinstance(made, FunctionType) and not fullgraph and hasattr(_frames, _REGION)
+    if is_usual and len(context.enter_exit_hooks) == 1 and context.error_on_graph_break is None:
+        return _quick(made, context)  # the one hook counts calls
+    return made
+
+
+def _quick(made: Any, context: Any) -> Callable[..., Any]:
+    """Calls a function through Dynamo as `made` does, without its provisions for what is rarely there.
+
+    Those take longer than Dynamo's guards. A graph that we run as it is restores dispatch keys by itself.
+    """
+    set_frames, set_region = _frames.set_eval_frame, getattr(_frames, _REGION)
+    fn, frames, region = made._torchdynamo_orig_callable, context.callback, context._isolate_recompiles_id
+    usual = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None
+    jit_traces = torch._C._is_tracing
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if eval_frame._stance is not usual or jit_traces() or fx_traces() or TracingContext.try_get():
+            return made(*args, **kwargs)
+        GenerationTracker.generation += 1
+        region_before, before = set_region(region), set_frames(None)
+        try:
+            set_frames(frames)
+            return fn(*args, **kwargs)
+        finally:
+            set_frames(before)
+            set_region(region_before)
+
+    hide_from_dynamo(run)
+    return run
 
 
 def is_users_error(error: Exception | None) -> bool:

@@ -6,18 +6,10 @@ from typing import Any
 
 from torch.nn.modules import module as _module
 
-GLOBAL_HOOKS = tuple(
-    name
-    for name in (
-        "_global_forward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_backward_pre_hooks",
-    )
-    if isinstance(getattr(_module, name, None), dict)
-)
+_NAMES = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
-def global_hooks() -> dict[str, Any]:
-    """The dictionary that holds the tables called `GLOBAL_HOOKS`."""
-    return vars(_module)
+def global_hooks() -> dict[str, dict[Any, Any]]:
+    """The tables of hooks for all modules, by name."""
+    found = {name: vars(_module).get(name) for name in (f"_global_{name}" for name in _NAMES)}
+    return {name: table for name, table in found.items() if isinstance(table, dict)}

@@ -137,6 +137,9 @@ class Fixed:
 
     value: Any
 
+    def parts(self, value: Any) -> list[Any] | None:
+        return [] if same_meta(value, self.value) else None
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Fixed) and same_meta(self.value, other.value)
 
@@ -176,6 +179,25 @@ class Form:
         """What the parts look like, in order."""
         inner = [f for f in self.inner if not isinstance(f, Fixed)]
         return [p for f in inner for p in (f.plain if isinstance(f, Form) else (f,))]
+
+    def parts(self, t: Any) -> list[Any] | None:
+        """The plain parts of a tensor that is put together like this; None for any other."""
+        if type(t) is not self.kind:
+            return None
+        names, meta = t.__tensor_flatten__()
+        if tuple(names) != self.names or not same_meta(meta, self.meta):
+            return None
+        found: list[Any] = []
+        for name, inner in zip(names, self.inner, strict=True):
+            part = getattr(t, name)
+            if isinstance(inner, Plain):
+                found.append(part)
+                continue
+            inside = inner.parts(part)
+            if inside is None:
+                return None
+            found += inside
+        return found
 
     def paths(self, source: str) -> list[str]:
         """How the parts are reached from an expression for the whole."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import (
+    SUPPORTED_NODES,
+    _get_node_type,
     tree_flatten,
     tree_flatten_with_path,
     tree_is_leaf,
@@ -17,9 +19,9 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
-    "flatten_shallow",
     "is_leaf",
     "is_size",
+    "opener",
     "parts",
     "tree_flatten",
     "tree_flatten_with_path",
@@ -35,12 +37,9 @@ def is_size(value: Any) -> bool:
     return isinstance(value, torch.Size)
 
 
-def flatten_shallow(value: Any, is_leaf: Any) -> tuple[list[Any], Any]:
-    """As `tree_flatten`; no leaves, and a spec like no other, for what is nested too deeply or in itself."""
-    try:
-        return tree_flatten(value, is_leaf)
-    except RecursionError:
-        return [], None
+def opener(value: Any) -> Any:
+    """The function that opens values of this kind: their parts, and what else there is to know of them."""
+    return SUPPORTED_NODES[_get_node_type(value)].flatten_fn
 
 
 def parts(value: Any) -> list[Any]:
