@@ -68,30 +68,7 @@ class Compilers:
     number: int
 
     def __call__(self, request: Request) -> Executable:
-        if request.role == "backward":
-            return Executable(_Later(lambda: self._compile(self.backward, request)))
-        compiler = self.forward if request.role == "forward" else self.inference
-        return Executable(self._compile(compiler, request))
-
-    def _compile(self, compiler: Compiler, request: Request) -> Boxed:
+        compiler = {"forward": self.forward, "backward": self.backward}.get(request.role, self.inference)
         with _compiling(f"{self.number}_{request.role}"):
             made = compiler(request.module, request.example_inputs())
-        return made if getattr(made, "_boxed_call", False) else make_boxed_func(made)
-
-
-class _Later:
-    """Compiled when first called: many forwards never see a backward."""
-
-    def __init__(self, make: Callable[[], Boxed]) -> None:
-        self.make: Callable[[], Boxed] | None = make
-        self.made: Boxed | None = None
-        self.lock = threading.Lock()
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        if self.made is None:
-            with self.lock:
-                if self.made is None:
-                    assert self.make is not None
-                    self.made = self.make()
-                    self.make = None
-        return self.made(args)
+        return Executable(made if getattr(made, "_boxed_call", False) else make_boxed_func(made))

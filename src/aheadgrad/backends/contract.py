@@ -10,6 +10,7 @@ Nothing is passed through globals.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,10 +82,26 @@ class Executable:
     call: Boxed
     strides: tuple[Any, ...] | None = None
     inline: Callable[..., list[str]] | None = None
-    source: str = ""
 
     def __call__(self, args: list[Any]) -> list[Any]:
         return self.call(args)
+
+
+class Later:
+    """Something callable that is made when it is first called: many forwards never see a backward."""
+
+    def __init__(self, make: Callable[[], Boxed]) -> None:
+        self._make: Callable[[], Boxed] | None = make
+        self._made: Boxed | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    assert self._make is not None
+                    self._made, self._make = self._make(), None
+        return self._made(args)
 
 
 Backend = Callable[[Request], Any]

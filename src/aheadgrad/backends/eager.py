@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import functools
 
-from aheadgrad.backends.contract import Executable, Request
+from aheadgrad.backends.contract import Boxed, Executable, Later, Request
 from aheadgrad.emit.body import local_name, write_body
 from aheadgrad.emit.script import Script
 from aheadgrad.program.program import Program
 
 
 def compile_eager(request: Request | Program) -> Executable:
-    """An executable whose lines callers that generate code can take."""
+    """An executable whose lines callers that generate code can take; others get a function of its own."""
     program = request.program if isinstance(request, Request) else request
+    inline = functools.partial(write_body, program, keep_places=True)
+    return Executable(Later(functools.partial(_function, program)), inline=inline)
+
+
+def _function(program: Program) -> Boxed:
     script = Script(program.role.replace(" ", "_"))
     places = [local_name(p.name) for p in program.inputs]
     if places:
@@ -24,7 +29,4 @@ def compile_eager(request: Request | Program) -> Executable:
         script.line("args.clear()")
     results = write_body(program, script, places)
     script.line(f"return [{', '.join(results)}]")
-    function, source = script.function("args")
-    return Executable(
-        function, inline=functools.partial(write_body, program, keep_places=True), source=source
-    )
+    return script.function("args")[0]

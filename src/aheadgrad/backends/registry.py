@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aheadgrad.backends.contract import Backend, Executable, Request, only_gradients
+from aheadgrad.backends.contract import Backend, Executable, Later, Request, only_gradients
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.errors import InvalidOption
 from aheadgrad.program.program import Program
@@ -39,7 +39,17 @@ def find_backend(backend: Any) -> Backend:
 
 
 def compile_program(backend: Any, program: Program, mode: FakeTensorMode | None = None) -> Executable:
-    """Compiles one program with a backend, which may also return a function alone."""
-    made = find_backend(backend)(Request(program, mode))
-    run = made if isinstance(made, Executable) else Executable(made, inline=getattr(made, "inline", None))
-    return only_gradients(program, run)
+    """Compiles one program with a backend; a backward when it is first called."""
+    found = find_backend(backend)
+    request = Request(program, mode)
+    if found is compile_eager:
+        return only_gradients(program, compile_eager(request))
+    if program.role == "backward":
+        return only_gradients(program, Executable(Later(lambda: _compiled(found, request).call)))
+    return only_gradients(program, _compiled(found, request))
+
+
+def _compiled(backend: Backend, request: Request) -> Executable:
+    """A backend may also return a function alone."""
+    made = backend(request)
+    return made if isinstance(made, Executable) else Executable(made)

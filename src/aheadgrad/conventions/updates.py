@@ -92,7 +92,7 @@ def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, n
     if fact.adopts is None:
         source = f"{new}.detach()"
     else:
-        g = fact.look
+        g = fact.final_geometry
         assert g is not None
         source = f"{a.input_names[fact.adopts]}.untyped_storage(), "
         source += ", ".join(script.names.literal(part) for part in (g.offset, g.size, g.stride))

@@ -22,7 +22,7 @@ from aheadgrad.conventions.assembly import Assembly
 from aheadgrad.emit.makers import maker
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.facts.facts import InputFacts
-from aheadgrad.joint.level import Gradients, Joint, is_own
+from aheadgrad.joint.level import Gradients, Joint, is_handed_out
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
 from aheadgrad.torchlayer.subclasses import (
@@ -101,7 +101,7 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
                 places.append(next(numbers) if type(value) is Number else script.names.literal(value))
         values = iter(_lines(forward, script, places, results))
         wholes: list[str] = []
-        for i, e in enumerate(joint.own_exits):
+        for i, e in enumerate(joint.leaving):
             if type(e.value) is not Bundle:
                 wholes.append(next(values))
                 continue
@@ -109,7 +109,9 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
             for name, part, given_part in zip(parts, e.value.parts, e.given, strict=True):
                 cut = ".detach()" if not given_part and _is_view(joint, part) else ""
                 script.line(f"{name} = {next(values)}{cut}")
-            wanted = e.differentiable or is_own(joint.facts, e.slot)  # rather than its parts' values alone
+            wanted = e.differentiable or is_handed_out(
+                joint.facts, e.slot
+            )  # rather than its parts' values alone
             wholes.append(put_together(script.names, e.value.form, iter(parts)) if wanted else "None")
         return [*wholes, *values]
 

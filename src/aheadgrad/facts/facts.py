@@ -69,7 +69,7 @@ class InputFacts:
     leaf_meanwhile: bool = False
     version_bumps: int = 0
     adopts: int | None = None
-    look: Geometry | None = None
+    final_geometry: Geometry | None = None
     old_memory_changed: bool = False
     final_bytes: int | None = None
     parts: PartFacts | None = None

@@ -92,7 +92,9 @@ def compile_flat(
             warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
         return list(fn(*new))
 
-    return _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
+    checked = _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
+    entry.captured.release()
+    return checked
 
 
 class _FlatCheck(Check):

@@ -142,7 +142,7 @@ class Level:
     fixed_sizes: Sizes | None
 
     @property
-    def own_exits(self) -> tuple[Exit, ...]:
+    def leaving(self) -> tuple[Exit, ...]:
         return self.exits[: self.count]
 
     @property
@@ -203,7 +203,7 @@ class Joint(Level):
     def results(self, *, inference: bool) -> list[tuple[Slot, Any]]:
         """What the forward returns: an input that the graph updated and the user returned is itself."""
         found: list[tuple[Slot, Any]] = []
-        for e in self.own_exits:
+        for e in self.leaving:
             value = e.value
             if isinstance(e.slot, UserOutput):
                 fact = self.facts.outputs[e.slot.index]
@@ -277,7 +277,7 @@ def primal_ports(inputs: list[tuple[Slot, Any]], prefix: str = "primals") -> lis
     return [Port(slot, value, f"{prefix}_{i + 1}") for i, (slot, value) in enumerate(inputs)]
 
 
-def is_own(facts: Facts, slot: Slot) -> bool:
+def is_handed_out(facts: Facts, slot: Slot) -> bool:
     """Is this result handed out as it is (rather than made again from a root)?"""
     if isinstance(slot, ViewBase):
         return True

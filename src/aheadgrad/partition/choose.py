@@ -49,7 +49,7 @@ def _in_forward(joint: Joint, cutter: Cutter, given: set[Value]) -> set[int]:
 
     In the drop-in, ops whose results only the backward uses move there, as in torch's default partition.
     """
-    leaving = [v for e in joint.own_exits for v in values_of(e.value)]
+    leaving = [v for e in joint.leaving for v in values_of(e.value)]
     found, _ = cutter.needed(leaving, given, {"forward"})
     tainted = set(joint.changed)  # read before it is overwritten: too late in the backward
     for i, op in enumerate(joint.tape.ops):

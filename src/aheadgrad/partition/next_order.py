@@ -47,7 +47,7 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
     pool = list(given.tensors)
     pool += [SavedValue(t, tangent_name(level.order - 1, k), "a tangent") for k, t in present]
     boundary = {s.value: k for k, s in enumerate(pool)}
-    values = [e.value for e in level.own_exits]
+    values = [e.value for e in level.leaving]
     symbols = {number.expr for _, number in given.sizes if type(number) is Number}
     here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(tape.ops[i].target)}
@@ -100,7 +100,7 @@ def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -
     for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
         if value is not None:
             ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
-    outputs = [*((e.slot, e.value) for e in level.own_exits), *new.outputs]
+    outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
     try:
         return check(cutter.cut("backward", ports, outputs, {recorded.phase}))
     except AssertionError as error:

@@ -40,7 +40,7 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
     if any(isinstance(given[name], list | tuple) for name in written):
         raise FallbackError(f"{func} changes a list of tensors")
     changed = [t for name in given if name in written for t in _tensors(given[name])]
-    looks = [(t, geometry_of(t), session.layouts.siblings(t)) for t in changed]
+    before = [(t, geometry_of(t), session.layouts.siblings(t)) for t in changed]
     values = {name: _map(value, _value) for name, value in given.items()}
     new = {name: _map(values[name], session.fake) for name in given if name in written}
     with functional.outside(), session.mode:
@@ -55,7 +55,7 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
             functional.commit_update(t)
             functional.sync(t)
             torch.autograd.graph.increment_version(t)
-    for t, geometry, siblings in looks:
+    for t, geometry, siblings in before:
         session.layouts.written(t, geometry, siblings)
     return _map(out, session.wrap)
 

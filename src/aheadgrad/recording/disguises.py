@@ -111,22 +111,22 @@ class Disguises:
             return type(out)(map(self.originals, out))
         return out
 
-    def note(self, out: Any, args: tuple[Any, ...], looks: Layouts) -> None:
+    def note(self, out: Any, args: tuple[Any, ...], layouts: Layouts) -> None:
         """Remembers which tensors have views, and where views come from."""
         if isinstance(out, Tensor):
             if is_view(out):
                 base = base_of(out)
                 if base is not None and id(base) not in self.viewed:
-                    looks.know(base)
+                    layouts.know(base)
                     self.viewed.add(id(base))
-                looks.know(out)
+                layouts.know(out)
                 source = args[0] if args else None
                 if isinstance(source, Tensor) and source is not out:
                     mode, graded = torch.is_grad_enabled(), base is not None and base.requires_grad
                     self.parents.setdefault(id(out), Parent(out, source, mode, graded))
         elif type(out) in (list, tuple):
             for part in out:
-                self.note(part, args, looks)
+                self.note(part, args, layouts)
 
     def has_views(self, t: Tensor) -> bool:
         now = self.current(t)

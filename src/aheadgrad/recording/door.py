@@ -102,7 +102,7 @@ class LiveDoor:
             return nullcontext()
         pairs, tangents = request.values
         known = [(self.level.lowering.traced(v), real) for v, real in pairs if type(v) is Value]
-        return self.level.session.values.given(known, tangents)
+        return self.level.session.values.known_to_be(known, tangents)
 
 
 def _edges(nodes: set[Any]) -> dict[int, tuple[tuple[int, int], ...]]:

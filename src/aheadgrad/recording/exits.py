@@ -19,7 +19,7 @@ from aheadgrad.facts.facts import (
     IsRoot,
     ViewOf,
 )
-from aheadgrad.joint.level import is_own
+from aheadgrad.joint.level import is_handed_out
 from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.recording.forward import Forward
 from aheadgrad.recording.output_facts import Aliases
@@ -57,7 +57,7 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
             exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
     for j, traced in enumerate(forward.outputs):
         tracked = _carries_gradient(facts, j)
-        own = is_own(facts, UserOutput(j))
+        own = is_handed_out(facts, UserOutput(j))
         exits.append(Exit(UserOutput(j), traced, _value(traced), tracked, handed_out=own))
     for k, traced in enumerate(aliases.bases):
         root = next(r for r in facts.roots if getattr(r, "base", None) == k)

@@ -185,7 +185,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
     session.trace.settled = len(session.trace.records)
     for value in flat:
         if isinstance(value, Tensor):
-            session.looks[id(value)] = session.layouts.look(value)
+            session.result_geometry[id(value)] = session.layouts.geometry_in_eager(value)
     for value in flat:
         if isinstance(value, Tensor):
             session.settle(value)

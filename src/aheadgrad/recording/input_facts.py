@@ -42,7 +42,7 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     return InputFacts(
         index,
         adopts=_adopted(session, entrance) if storage_changed else None,
-        look=session.layouts.look(current) if storage_changed else None,
+        final_geometry=session.layouts.geometry_in_eager(current) if storage_changed else None,
         old_memory_changed=storage_changed and _old_memory_changed(session, entrance),
         final_bytes=_final_bytes(session, seen) if data_changed or storage_changed else None,
         data_changed=data_changed or bool(parts and parts.exchanged),
@@ -152,5 +152,5 @@ def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) 
 def _new_geometry(session: Session, seen: Tensor, current: Tensor, before: Geometry) -> Geometry | None:
     if current is seen and not functional.has_metadata_mutation(seen):
         return None
-    after = session.layouts.look(current)
+    after = session.layouts.geometry_in_eager(current)
     return after if after != before else None

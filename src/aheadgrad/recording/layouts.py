@@ -47,7 +47,7 @@ class Layouts:
     def siblings(self, t: Tensor) -> list[tuple[Tensor, Geometry]]:
         """The other tensors in t's storage, as they look now."""
         others = self.known.get(functional.storage_key(t), ())
-        return [(o, self.look(o)) for o in others if o is not t]
+        return [(o, self.geometry_in_eager(o)) for o in others if o is not t]
 
     def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
         self.touched.add(functional.storage_key(t))
@@ -61,7 +61,7 @@ class Layouts:
             return
         self.pending[id(t)] = (t, before)
 
-    def look(self, t: Tensor) -> Geometry:
+    def geometry_in_eager(self, t: Tensor) -> Geometry:
         """What a tensor looks like in eager."""
         found = self.pending.get(id(t))
         return geometry_of(t) if found is None else found[1]

@@ -278,8 +278,8 @@ class Lift(TorchFunctionMode):
             return substitute(*args, **kwargs)
         if not writes(func, kwargs):
             return func(*args, **kwargs)
-        looks = self.session.layouts
-        written = [(t, geometry_of(t), looks.siblings(t)) for t in _destinations(args, kwargs)]
+        kept = self.session.layouts
+        written = [(t, geometry_of(t), kept.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
             name = _check_item(*args)
@@ -303,7 +303,7 @@ class Lift(TorchFunctionMode):
             out = func(*args, **kwargs)
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
-            looks.written(t, geometry, siblings)
+            kept.written(t, geometry, siblings)
             if name in _SAVE_FOR_SIZES:
                 self.session.note_hidden(t, tensors_among(args[1:]))
         return out

@@ -147,7 +147,7 @@ class _Group:
         return Fresh(t.requires_grad, is_view=True, geometry=self._look(t))
 
     def _look(self, t: Tensor) -> Geometry | None:
-        look = self.forward.session.looks.get(id(t))
+        look = self.forward.session.result_geometry.get(id(t))
         held = functional.unwrap(t)
         if look is None or type(held) is Bundle or typical(held.numel()) == 0:
             return None

@@ -53,7 +53,7 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
             return Recipe(steps)
     if source.dtype != target.dtype or source.is_conj() != target.is_conj():
         raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
-    return Recipe(geometry=session.look(target))
+    return Recipe(geometry=session.geometry_in_eager(target))
 
 
 def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
@@ -66,7 +66,7 @@ def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
             if _looks_like(target, source):
                 break  # another tensor around the same parts (`.data`)
             raise FallbackError("an output shares memory with a tensor subclass in a way that is not a view")
-        if made.look != geometry_of(made.source):
+        if made.source_geometry != geometry_of(made.source):
             raise FallbackError("an output is a view of a tensor subclass that changed its shape since")
         for call in reversed(session.reshapes.get(id(target), ())):
             steps.append(_reshape_step(call))
@@ -91,7 +91,11 @@ def _looks_like(a: Tensor, b: Tensor) -> bool:
 def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object]) -> tuple[Step, ...] | None:
     """The recorded view ops, or None when they do not lead to the target's sizes and strides."""
     if not wanted:
-        return () if session.look(source).typical == session.look(target).typical else None
+        return (
+            ()
+            if session.geometry_in_eager(source).typical == session.geometry_in_eager(target).typical
+            else None
+        )
     start = _start(session, source)
     log = _StepLog(session.mode)
     try:
@@ -99,7 +103,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
             end = functional.replay_steps(start, wanted)
     except (RuntimeError, IndexError, ValueError):
         return None
-    got, look = geometry_of(end).typical, session.look(target).typical
+    got, look = geometry_of(end).typical, session.geometry_in_eager(target).typical
     same = got.size == look.size if 0 in look.size else got == look  # fakes make up strides of nothing
     if not same or end.dtype != target.dtype:
         return None
@@ -108,7 +112,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
 
 def _start(session: Session, source: Tensor) -> FakeTensor:
     """The source as it will look at run time: a recorded write may have made it denser than it is."""
-    look = session.look(source)
+    look = session.geometry_in_eager(source)
     if look.typical == geometry_of(source).typical:
         return session.fake(source)
     with functional.outside():

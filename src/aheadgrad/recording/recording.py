@@ -39,7 +39,7 @@ from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
 from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
-from aheadgrad.torchlayer.symbols import is_symbolic, places
+from aheadgrad.torchlayer.symbols import is_symbolic, symbolic_numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class Recording:
         found: dict[int, Any] = {}
         for e in self.session.entrances:
             for real, value in zip(parts_of(e.real), values_of(e.value), strict=True):
-                if places(value):
+                if symbolic_numbers(value):
                     found[id(real)] = value
         return found
 
@@ -212,7 +212,7 @@ def describe(plan: Plan, forward: Forward, options: Options) -> Recording:
 
 def _fix_sizes(call: Call) -> None:
     """Inputs that enter as views of one base have sizes and offsets that are plain numbers."""
-    sizes = [n for fake in call.symbols.fakes.values() for _, _, n in places(fake)]
+    sizes = [n for fake in call.symbols.fakes.values() for _, _, n in symbolic_numbers(fake)]
     for number in [*sizes, *(s.value for s in call.scalars)]:
         if isinstance(number, SymInt):
             int(number)
@@ -234,7 +234,7 @@ def _open(call: Call, options: Options, veiled: bool) -> Session:
         session.fakes
         or session.items
         or any(is_symbolic(s.value) for s in call.scalars)
-        or any(map(places, reals))
+        or any(map(symbolic_numbers, reals))
     )
     return session
 

@@ -87,7 +87,7 @@ class Session:
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
         self.attends = False  # did the function call attention, whose kernels can be switched off?
-        self.looks: dict[int, Geometry] = {}
+        self.result_geometry: dict[int, Geometry] = {}
         self.disguises = Disguises()
         self.made_owners: dict[int, Tensor] = {}  # by id of all memory of some inputs: one of them
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
@@ -213,10 +213,10 @@ class Session:
         self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
         return entrance
 
-    def look(self, t: Tensor) -> Geometry:
+    def geometry_in_eager(self, t: Tensor) -> Geometry:
         """What a tensor looks like in eager, whatever the recorded ops made of it."""
-        found = self.looks.get(id(t))
-        return self.layouts.look(t) if found is None else found
+        found = self.result_geometry.get(id(t))
+        return self.layouts.geometry_in_eager(t) if found is None else found
 
     def entrance_of(self, seen: Tensor) -> Entrance | None:
         return self._by_seen.get(id(seen))

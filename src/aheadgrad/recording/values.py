@@ -43,7 +43,7 @@ class Values:
         self._found: dict[int, Tensor] = {}
 
     @contextmanager
-    def given(self, pairs: list[tuple[Any, Any]], tangents: list[Tensor]) -> Iterator[None]:
+    def known_to_be(self, pairs: list[tuple[Any, Any]], tangents: list[Tensor]) -> Iterator[None]:
         """Inside, these values are at hand: traced and real ones, and the tangents of one backward."""
         before = self.at_hand, self.tangents, self._found
         self.at_hand = {id(traced): real for traced, real in pairs}

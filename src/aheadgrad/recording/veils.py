@@ -51,7 +51,7 @@ class View(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     part: int | None
-    look: Any
+    source_geometry: Any
 
 
 class VeiledRecorder(Recorder):

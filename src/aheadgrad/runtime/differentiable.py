@@ -25,7 +25,7 @@ from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
-from aheadgrad.runtime.freeing import fate_of
+from aheadgrad.runtime.freeing import lifetime_of
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
@@ -179,11 +179,11 @@ class Step:
             )
             outs = outs if isinstance(outs, tuple) else (outs,)
             if outs[0].grad_fn is not None:
-                outs[0].grad_fn.below = fate_of(ctx)
+                outs[0].grad_fn.below = lifetime_of(ctx)
             for i, out in zip(node.exits, outs, strict=False):
                 grads[i] = out
         if not keeps_graph():  # under create_graph, but asked not to retain
-            fate_of(ctx).freed = True
+            lifetime_of(ctx).freed = True
         differentiable_runs[self.order] += 1
         return grads
 
@@ -265,7 +265,7 @@ def _borrowed(level: NextOrder) -> frozenset[int]:
     """Gradients that share memory with something else, of which a node cannot make its own output."""
     found = set()
     seen: set[Any] = set()
-    for i, e in enumerate(level.own_exits):
+    for i, e in enumerate(level.leaving):
         if not e.differentiable:
             continue
         source = level.tape.source(e.value)

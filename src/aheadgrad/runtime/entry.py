@@ -14,7 +14,7 @@ from aheadgrad.conventions.wholes import backward_of_wholes, forward_of_wholes, 
 from aheadgrad.emit.script import Namespace
 from aheadgrad.emit.sizes import SizeTexts
 from aheadgrad.facts.facts import Fresh
-from aheadgrad.joint.level import Component, Joint, is_own
+from aheadgrad.joint.level import Component, Joint, is_handed_out
 from aheadgrad.partition.saved import Split
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Value
@@ -95,7 +95,7 @@ class _Making:
         self.steps = steps
         self.saved_names = SavedNames(joint, split)
         outputs = len(split.forward.outputs)
-        self.results = outputs - sum(len(values_of(e.value)) - 1 for e in joint.own_exits)
+        self.results = outputs - sum(len(values_of(e.value)) - 1 for e in joint.leaving)
         if joint.veiled:
             self.forward = forward_of_wholes(joint, compiled.forward, outputs)
         else:
@@ -108,7 +108,7 @@ class _Making:
         sizes = SizeTexts(joint, self._told_sizes()) if joint.has_symbols else None
         assembly = Assembly(
             facts=joint.facts,
-            exits=joint.own_exits,
+            exits=joint.leaving,
             passages=joint.exits[joint.count :],
             inputs=len(joint.entrances) + len(joint.numbers),
             forward=self.forward,
@@ -229,10 +229,10 @@ def _view_results(joint: Joint) -> frozenset[int]:
     """Results that the graph makes with a view op although nobody else sees their base."""
     found = set()
     seen: set[Value] = set()
-    for i, e in enumerate(joint.own_exits):
+    for i, e in enumerate(joint.leaving):
         if type(e.value) is not Value or e.given == (True,):
             continue
-        if not (isinstance(e.slot, UpdatedInput) or is_own(joint.facts, e.slot)):
+        if not (isinstance(e.slot, UpdatedInput) or is_handed_out(joint.facts, e.slot)):
             continue
         made = joint.tape.of(e.value)
         if made is None or _may_be_view(made.target) or e.value in seen:

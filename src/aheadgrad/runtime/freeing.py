@@ -19,7 +19,7 @@ BACKWARD_TWICE = (
 )
 
 
-class Fate:
+class Lifetime:
     """Whether a node's call has had its backward; outlives the node."""
 
     __slots__ = ("below", "freed", "node")
@@ -27,13 +27,13 @@ class Fate:
     def __init__(self, node: Any) -> None:
         self.freed = False
         self.node = weakref.ref(node)
-        self.below: Fate | None = getattr(node, "below", None)
+        self.below: Lifetime | None = getattr(node, "below", None)
 
 
-def fate_of(node: Any) -> Fate:
-    known: Fate | None = getattr(node, "fate", None)
+def lifetime_of(node: Any) -> Lifetime:
+    known: Lifetime | None = getattr(node, "lifetime", None)
     if known is None:
-        known = node.fate = Fate(node)
+        known = node.lifetime = Lifetime(node)
     return known
 
 
@@ -45,13 +45,13 @@ def free_below(node: Any) -> None:
         at_end_of_backward(functools.partial(_free, node.below))
 
 
-def _free(fate: Fate | None) -> None:
-    while fate is not None:
-        fate.freed = True
-        node = fate.node()
+def _free(lifetime: Lifetime | None) -> None:
+    while lifetime is not None:
+        lifetime.freed = True
+        node = lifetime.node()
         if node is not None:
             clear_saved(node)
             watch = getattr(node, "watch", None)
             if watch is not None:
                 node.watch = None, watch[1]
-        fate = fate.below
+        lifetime = lifetime.below

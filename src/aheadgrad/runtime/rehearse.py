@@ -53,7 +53,7 @@ def rehearse(joint: Joint, given: list[Tensor]) -> None:
 def _unused(joint: Joint) -> list[Value]:
     """A result of each op that nobody needs, that may raise, and that comes after no effect."""
     boundary = {v for e in joint.entrances for v in values_of(e.value)}
-    leaving = [v for e in joint.own_exits for v in values_of(e.value)]
+    leaving = [v for e in joint.leaving for v in values_of(e.value)]
     used, _ = joint.cutter().needed(leaving, boundary, {"forward"})
     found: list[Value] = []
     after: set[Value] = set()

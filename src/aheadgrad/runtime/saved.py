@@ -28,7 +28,7 @@ class SavedNames:
                 # The input holds the same values by now, and eager saves it too.
                 self.inputs.setdefault(value, f"p{fact.index}")
         self.exits: dict[Value, list[int]] = {}
-        for i, e in enumerate(joint.own_exits):
+        for i, e in enumerate(joint.leaving):
             if type(e.value) is Value:
                 self.exits.setdefault(e.value, []).append(i)
         self.positions: dict[Value, int] = {}
@@ -57,7 +57,7 @@ class SavedNames:
 
 def updates(joint: Joint) -> list[tuple[InputFacts, Any]]:
     """Inputs whose data the call changes in sight of the version counter, with their new values."""
-    exits = iter(e for e in joint.own_exits if isinstance(e.slot, UpdatedInput))
+    exits = iter(e for e in joint.leaving if isinstance(e.slot, UpdatedInput))
     found = []
     for fact in joint.facts.inputs:
         if fact.index not in joint.in_graph and fact.is_updated:

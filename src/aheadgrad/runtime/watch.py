@@ -13,7 +13,7 @@ from typing import Any
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
-from aheadgrad.joint.level import Component, Exit, Joint, is_own
+from aheadgrad.joint.level import Component, Exit, Joint, is_handed_out
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Value
@@ -51,8 +51,8 @@ def watches(joint: Joint, component: Component, saved: SavedSet) -> list[Watch]:
         by_data = isinstance(root, AliasRoot) and root.recipe.cut == "data"
         if by_data and _outputs_with(component, memory):
             raise FallbackError("an alias made with .data is returned and its memory is saved for backward")
-    for i, e in enumerate(joint.own_exits):
-        if type(e.value) not in (Value, Bundle) or not is_own(joint.facts, e.slot):
+    for i, e in enumerate(joint.leaving):
+        if type(e.value) not in (Value, Bundle) or not is_handed_out(joint.facts, e.slot):
             continue
         if joint.tape.view_source(e.value) not in sources:
             found[f"r{i}"] = _outputs_with(component, e.memory)
@@ -104,7 +104,7 @@ def _updated_and_saved(joint: Joint, sources: set[Any], exact: set[Any]) -> dict
     view saved is hidden from autograd's nodes, so the values that we save have to tell.
     """
     changed = [f for f in joint.facts.inputs if f.is_updated and f.index not in joint.in_graph]
-    exits: list[Exit] = [e for e in joint.own_exits if isinstance(e.slot, UpdatedInput)]
+    exits: list[Exit] = [e for e in joint.leaving if isinstance(e.slot, UpdatedInput)]
     source = joint.tape.view_source
     if any(joint.members):
         for fact, e in zip(changed, exits, strict=True):

@@ -190,7 +190,7 @@ def python_text(expr: Any) -> str:
     return str(PythonPrinter().doprint(expr))
 
 
-def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
+def symbolic_numbers(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
     """Where a tensor shows numbers: `(op, further arguments, number)`, sizes first."""
     strided = value.layout is torch.strided
     return shown_by(
@@ -199,7 +199,7 @@ def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
 
 
 def shown_by(size: Any, stride: Any, offset: Any) -> list[tuple[Any, tuple[Any, ...], Any]]:
-    """As `places`, by what a tensor looks like; no strides if it is not strided."""
+    """As `symbolic_numbers`, by what a tensor looks like; no strides if it is not strided."""
     found: list[tuple[Any, tuple[Any, ...], Any]] = []
     found += [(_SIZE, (d,), n) for d, n in enumerate(size)]
     if stride is not None:
