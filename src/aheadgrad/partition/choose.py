@@ -6,14 +6,14 @@ nothing is computed twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from aheadgrad.joint.level import Component, Gradients, Joint
+from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.program.cut import Cutter
 from aheadgrad.program.tape import Tape
-from aheadgrad.program.values import Value, free_symbols, numbers_in
+from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
@@ -22,11 +22,23 @@ Used = dict[Value, str]
 """Values that a backward takes, each with what uses it there."""
 
 
-def choose(joint: Joint, gradients: Gradients) -> SavedSet:
-    """What the forward keeps for one backward."""
-    cutter, tape = joint.cutter(), joint.tape
-    given = {v for _, v in joint.inputs if type(v) is Value}
-    here = _in_forward(joint, cutter, given)
+def choose(
+    cutter: Cutter,
+    inputs: Sequence[Port],
+    leaving: Iterable[Any],
+    gradients: Gradients,
+    changed: Iterable[Value] = (),
+    *,
+    moves: bool,
+) -> SavedSet:
+    """What the forward keeps for one backward. `changed` are inputs that the call overwrites.
+
+    `moves`: ops whose results only the backward uses move there, as in torch's default partition; otherwise
+    they run where eager runs them.
+    """
+    tape = cutter.tape
+    given = {p.value for p in inputs if type(p.value) is Value}
+    here = _in_forward(cutter, leaving, given, set(changed), moves=moves)
     as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
     used, _ = walk_backward(cutter, gradients, here, as_numbers)
     for value in kept_by_eager(tape, gradients.component, used):
@@ -34,31 +46,27 @@ def choose(joint: Joint, gradients: Gradients) -> SavedSet:
         if whole is not None:
             used.setdefault(whole, "derivatives of higher order")
     place: dict[Any, int] = {}
-    for i, (_, v) in enumerate(joint.inputs):
-        place.setdefault(v if type(v) is Value else None, i)
+    for i, port in enumerate(inputs):
+        place.setdefault(port.value if type(port.value) is Value else None, i)
     saved = [
-        SavedValue(v, tape.name_of(v) or f"primals_{place[v] + 1}", f"used by {user}")
-        for v, user in used.items()
+        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, f"used by {user}") for v, user in used.items()
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
-    return SavedSet(tuple(saved), _sizes(joint, cutter, gradients, saved))
+    return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
 
 
-def _in_forward(joint: Joint, cutter: Cutter, given: set[Value]) -> set[int]:
-    """The ops that run in the forward: what outputs need, and where eager runs them.
-
-    In the drop-in, ops whose results only the backward uses move there, as in torch's default partition.
-    """
-    leaving = [v for e in joint.leaving for v in values_of(e.value)]
-    found, _ = cutter.needed(leaving, given, {"forward"})
-    tainted = set(joint.changed)  # read before it is overwritten: too late in the backward
-    for i, op in enumerate(joint.tape.ops):
+def _in_forward(
+    cutter: Cutter, leaving: Iterable[Any], given: set[Value], changed: set[Value], *, moves: bool
+) -> set[int]:
+    """The ops that run in the forward."""
+    found, _ = cutter.needed(leaving, given, {"forward", "write"})
+    for i, op in enumerate(cutter.tape.ops):
         if op.phase != "forward":
             continue
-        if tainted and any(v in tainted for v in op.uses):
+        if changed and any(v in changed for v in op.uses):  # read before it is overwritten: then or never
             found.add(i)
-            tainted.update(op.values)
-        if not joint.options.one_node and not is_view_op(op.target):
+            changed.update(op.values)
+        if not moves and not is_view_op(op.target):
             found.add(i)
     return found
 
@@ -128,33 +136,32 @@ def _showing(values: Iterator[Value], symbol: Any) -> list[Value]:
 
 
 def _sizes(
-    joint: Joint, cutter: Cutter, gradients: Gradients, saved: list[SavedValue]
+    cutter: Cutter, inputs: Sequence[Port], gradients: Gradients, saved: list[SavedValue]
 ) -> tuple[tuple[str, Any], ...]:
     """Each symbol that the backward needs is saved as a number."""
-    if not joint.tape.sized:
+    tape = cutter.tape
+    if not tape.sized:
         return ()
     tangents = [v for t in gradients.tangents if t is not None for v in values_of(t)]
     given = [s.value for s in saved] + tangents
     needed = free_symbols(given)
     grads = [v for g in gradients.grads for v in values_of(g)]
     for i in cutter.needed(grads, set(given), {gradients.phase})[0]:
-        op = joint.tape.ops[i]
-        needed |= free_symbols(numbers_in((op.args, op.kwargs)))
+        needed |= free_symbols(numbers_in((tape.ops[i].args, tape.ops[i].kwargs)))
     if not needed:
         return ()
-    known = providers(joint)
+    known = providers(tape, inputs)
     return tuple(known[s] for s in sorted(needed, key=str) if s in known)
 
 
-def providers(joint: Joint) -> dict[Any, tuple[str, Any]]:
+def providers(tape: Tape, inputs: Sequence[Port]) -> dict[Any, tuple[str, Any]]:
     """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
     found: dict[Any, tuple[str, Any]] = {}
-    tape = joint.tape
-    for i, (_, value) in enumerate(joint.inputs):
-        if type(value) is Number:
-            found.setdefault(value.expr, (f"primals_{i + 1}", value))
-    for _, value in joint.inputs:
-        for op, _, number in value.type.shown() if type(value) is Value else ():
+    for port in inputs:
+        if type(port.value) is Number:
+            found.setdefault(port.value.expr, (port.name, port.value))
+    for port in inputs:
+        for op, _, number in port.value.type.shown() if type(port.value) is Value else ():
             if number.expr not in found:
                 found[number.expr] = (tape.naming.of_size(number.expr, op), number)
     for expr in tape.makers:

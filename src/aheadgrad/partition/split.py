@@ -21,6 +21,7 @@ from aheadgrad.program.slots import Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.fake import FakeTensorMode
+from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
 
 
@@ -29,7 +30,7 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
     given = joint.options.partition
     if given != "default" and len(joint.gradients) == 1 and joint.gradients[0] is not None:
         return split_with(given, joint, mode)  # where eager's backward raises there is nothing to split
-    saved = tuple(SavedSet() if g is None else choose(joint, g) for g in joint.gradients)
+    saved = tuple(SavedSet() if g is None else _choose(joint, g) for g in joint.gradients)
     together = _with_told_sizes(joint, _union(saved))
     forward = forward_program(joint, together, inference=not joint.components)
     backwards = tuple(
@@ -37,6 +38,12 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
         for g, kept in zip(joint.gradients, saved, strict=True)
     )
     return Split(forward, backwards, saved, together, joint.gradients)
+
+
+def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
+    leaving = [v for e in joint.leaving for v in values_of(e.value)]
+    ports, moves = primal_ports(joint.inputs), joint.options.one_node
+    return choose(joint.cutter(), ports, leaving, gradients, joint.changed, moves=moves)
 
 
 def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Program:
@@ -81,7 +88,7 @@ def _with_told_sizes(joint: Joint, saved: SavedSet) -> SavedSet:
     told = _symbols([joint.facts, *passages]) & set(makers)
     if not told:
         return saved
-    known = providers(joint)
+    known = providers(joint.tape, primal_ports(joint.inputs))
     sizes = dict(saved.sizes)
     for symbol in sorted(told, key=str):
         if symbol not in known:

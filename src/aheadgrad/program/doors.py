@@ -8,18 +8,24 @@ nobody else holds. Placeholders and names are those that every backend of PyTorc
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from aheadgrad.errors import InvalidProgram
+from aheadgrad.program.cut import Cutter
+from aheadgrad.program.effects import has_effect
+from aheadgrad.program.names import Naming
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Slot
+from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.symbols import Number, SymbolNodes, frozen_number, frozen_numbers, is_symbolic
+from aheadgrad.torchlayer.unbacked import sizes_from_values
 
 _TAGS = {"forward": "is_forward", "write": "must_be_in_forward"}
 
@@ -189,65 +195,104 @@ def program_of(
     role: str, module: fx.GraphModule, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]
 ) -> Program:
     """A graph module of somebody else's as a program."""
-    read = _Reader(module)
-    for node in module.graph.nodes:
-        read.node(node)
+    read = GraphReader(module)
     taken, returned = len(read.inputs), len(read.results)
     if taken != len(inputs) or returned != len(outputs):
         raise InvalidProgram(
             f"The partition function's {role} takes {taken} values and returns {returned}; it should take "
             f"{len(inputs)} ({_names(inputs)}) and return {len(outputs)} ({_names(outputs)})."
         )
-    ports = tuple(Port(slot, value, name) for slot, (name, value) in zip(inputs, read.inputs, strict=True))
-    leaving = tuple(zip(outputs, read.results, strict=True))
-    return Program(role, ports, tuple(read.ops), leaving, made=module)
+    tape = read.tape(set())
+    ports = [Port(slot, value, name) for slot, (name, value) in zip(inputs, read.inputs, strict=True)]
+    leaving = list(zip(outputs, read.results, strict=True))
+    cut = Cutter(tape).cut(role, ports, leaving, {op.phase for op in tape.ops})
+    return replace(cut, made=module)
 
 
 def _names(slots: tuple[Slot, ...]) -> str:
     return ", ".join(s.describe() for s in slots)
 
 
-class _Reader:
+class GraphReader:
+    """Reads a graph of ATen ops. Sizes that it reads and computes become numbers in the arguments."""
+
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
         self.env: dict[fx.Node, Any] = {}
         self.inputs: list[tuple[str, Any]] = []
         self.ops: list[Op] = []
         self.results: list[Any] = []
+        for node in module.graph.nodes:
+            self._node(node)
 
-    def node(self, node: fx.Node) -> None:
+    def tape(self, tangents: set[Value]) -> Tape:
+        """The ops; those that rest on tangents, or are marked so, are of the backward."""
+        later = set(tangents)
+        ops = []
+        for op in self.ops:
+            marked = (op.meta or {}).get("partitioner_tag")
+            if marked == "is_backward" or any(v in later for v in op.uses):
+                later.update(op.values)
+                op = replace(op, phase="backward 1")
+            elif marked == "must_be_in_forward":
+                op = replace(op, phase="write")
+            ops.append(op)
+        makers: dict[Any, tuple[int, ...]] = {}
+        for i, op in enumerate(ops):
+            for v in op.outs:
+                numbers = v.type.numbers if type(v) is Value else (v,)
+                decided = [n for n in numbers if type(n) is Number and n.hint is None]  # by values
+                for symbol in {s for n in decided for s in n.expr.free_symbols}:
+                    makers.setdefault(symbol, (i,))
+        values = [value for _, value in self.inputs] + [v for op in ops for v in op.outs]
+        sized = any(type(n) is Number for v in values for n in (v.type.numbers if type(v) is Value else (v,)))
+        naming = Naming()
+        for name in [*(name for name, _ in self.inputs), *(op.name for op in ops)]:
+            naming.fresh(name)
+        return Tape(tuple(ops), len(ops), makers, sized, naming, parts_first=True)
+
+    def _node(self, node: fx.Node) -> None:
+        val = node.meta.get("val")
         if node.op == "placeholder":
-            value = self.env[node] = self._value(node.meta.get("val"), node.name)
+            value = self.env[node] = self._value(val, node.name)
             self.inputs.append((node.name, value))
         elif node.op == "get_attr":
-            found: Any = self.module
-            for name in str(node.target).split("."):
-                found = getattr(found, name)
-            self.env[node] = found
+            self.env[node] = operator.attrgetter(str(node.target))(self.module)
         elif node.op == "output":
             self.results = list(self._argument(node.args[0]))
-        elif node.target is operator.getitem and type(self.env.get(node.args[0])) is tuple:  # type: ignore[arg-type]
-            self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
-        elif node.op == "call_function":
-            self._op(node)
-        else:
+        elif node.op != "call_function":
             raise InvalidProgram(f"A graph of ATen ops is needed; {node.format_node()} is a {node.op}.")
-
-    def _op(self, node: fx.Node) -> None:
-        args, kwargs = self._argument(node.args), {k: self._argument(v) for k, v in node.kwargs.items()}
-        val = node.meta.get("val")
-        if isinstance(val, list | tuple):
-            out: Any = tuple(self._value(v, f"{node.name}_{k}", k) for k, v in enumerate(val))
+        elif node.target is operator.getitem and type(self.env.get(node.args[0])) is tuple:  # type: ignore[arg-type]
+            self._part(node)
+        elif is_symbolic(val) and not has_effect(node.target) and not sizes_from_values(val):
+            self.env[node] = frozen_number(val)
         else:
-            out = self._value(val, node.name)
+            self._op(node, val)
+
+    def _part(self, node: fx.Node) -> None:
+        parts, k = self.env[node.args[0]], node.args[1]  # type: ignore[index]
+        self.env[node] = parts[k]
+
+    def _op(self, node: fx.Node, val: Any) -> None:
+        args, kwargs = self._argument(node.args), {k: self._argument(v) for k, v in node.kwargs.items()}
+        number = len(self.ops)
+        out: Any
+        if isinstance(val, list | tuple):
+            names = {u.args[1]: u.name for u in node.users if u.target is operator.getitem}
+            parts = enumerate(val)
+            out = tuple(self._value(v, names.get(k, f"{node.name}_{k}"), number, k) for k, v in parts)
+        else:
+            out = self._value(val, node.name, number)
         self.env[node] = out
         uses = tuple(values_in((args, kwargs)))
         about = node.meta.get("origin"), node.meta.get("autograd_node")
-        self.ops.append(Op(node.target, args, kwargs, out, uses, node.name, "read", False, *about))
+        meta = {k: v for k, v in node.meta.items() if k != "val"}
+        keep = has_effect(node.target)
+        self.ops.append(Op(node.target, args, kwargs, out, uses, node.name, "forward", keep, *about, meta))
 
-    def _value(self, val: Any, name: str, part: int | None = None) -> Any:
+    def _value(self, val: Any, name: str, op: int | None = None, part: int | None = None) -> Any:
         if isinstance(val, Tensor):
-            return Value(len(self.env), type_of(val), name, part=part)
+            return Value(len(self.env), type_of(val), name, op, part)
         return frozen_number(val) if is_symbolic(val) else val
 
     def _argument(self, value: Any) -> Any:
