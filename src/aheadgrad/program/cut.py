@@ -14,7 +14,6 @@ from aheadgrad.program.rooms import is_seen, without_rooms
 from aheadgrad.program.slots import Slot, Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, Shown, Value, Write, Written, map_leaves, numbers_in
-from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import Number, is_symbolic, with_numbers
 
 Sizes = Mapping[Any, int | float]
@@ -147,9 +146,9 @@ def same_views(tape: Tape, given: set[Value]) -> dict[Value, Value]:
     views: dict[Any, list[Value]] = {}
     first: dict[Value, Value] = {}
     for op in tape.ops:
-        if type(op.out) is not Value or not is_view_op(op.target):
+        if type(op.out) is not Value or op.viewed is None:
             continue
-        of = tape.source(op.args[0])
+        of = tape.source(op.viewed)
         key = (op.target, first.get(of, of).number, repr(op.args[1:]), repr(op.kwargs))
         same = views.setdefault(key, [])
         same.append(op.out)

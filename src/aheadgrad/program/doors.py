@@ -22,7 +22,6 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Slot
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
-from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.symbols import Number, SymbolNodes, frozen_number, frozen_numbers, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_from_values
@@ -113,8 +112,7 @@ class _Graph:
             node.meta["val"] = self.fakes.number(op.out)
             self.symbols.known.setdefault(op.out.expr, node)
             return
-        shares = is_view_op(op.target) or op.phase == "write"
-        of = op.args[0] if shares and type(op.args[0]) is Value else None
+        of = op.args[0] if op.phase == "write" else op.viewed
         vals = [self._fake(v, of) if type(v) is Value else v for v in op.outs]
         node.meta["val"] = tuple(vals) if type(op.out) is tuple else vals[0]
         if type(op.out) is Value:

@@ -10,7 +10,6 @@ import torch
 
 from aheadgrad.program.names import Naming
 from aheadgrad.program.values import FreshCopy, Op, Value
-from aheadgrad.torchlayer.dispatch import is_view_op
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -47,7 +46,7 @@ class Tape:
 
     def is_view(self, value: Value) -> bool:
         op = self.of(value)
-        return op is not None and is_view_op(op.target)
+        return op is not None and op.viewed is not None
 
     def source(self, value: Value) -> Value:
         """Looks through detach ops that autograd adds while it records a backward."""
@@ -60,10 +59,11 @@ class Tape:
 
     def views_back(self, value: Value) -> Iterator[Value]:
         """A value, what it is a view of, what that is a view of, and so on."""
-        yield value
-        while self.is_view(value):
-            value = self.ops[value.op].args[0]  # type: ignore[index]
-            yield value
+        found: Value | None = value
+        while found is not None:
+            yield found
+            op = self.of(found)
+            found = None if op is None else op.viewed
 
     def view_source(self, value: Any) -> Any:
         """The value that a chain of view ops starts from."""

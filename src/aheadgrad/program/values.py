@@ -19,6 +19,7 @@ import torch
 
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer.autograd import AutogradNode
+from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import Number, shown_by
 
 Shown = tuple[Any, tuple[Any, ...], Any]
@@ -119,6 +120,12 @@ class Op:
     def values(self) -> Iterator[Value]:
         """The tensors among the results."""
         return (v for v in self.outs if type(v) is Value)
+
+    @property
+    def viewed(self) -> Value | None:
+        """The value that the results of a view op share memory with."""
+        is_view = self.uses and is_view_op(self.target) and type(self.args[0]) is Value
+        return self.args[0] if is_view else None
 
     def mapped(self, change: Callable[[Any], Any]) -> Op:
         """The same op with values and numbers among its arguments exchanged."""
