@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from aheadgrad.torchlayer.makers import maker
+from aheadgrad.emit.makers import maker
 from aheadgrad.torchlayer.subclasses import (
     Veil,
     build,

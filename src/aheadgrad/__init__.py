@@ -7,9 +7,9 @@ fast = aheadgrad.compile(model)
 from aheadgrad import errors
 from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
-from aheadgrad.capture.stage import Captured
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
+from aheadgrad.report.text import Captured
 
 __version__ = "0.1.0"
 __all__ = [

@@ -9,7 +9,6 @@ from torch import nn
 
 from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.capture.stage import Captured
 from aheadgrad.errors import InvalidOption
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
@@ -19,6 +18,7 @@ from aheadgrad.frontends.state import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.report.journal import Journal
+from aheadgrad.report.text import Captured
 from aheadgrad.torchlayer.transforms import without_functionalize
 
 
@@ -93,4 +93,6 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     places = holders(list(fn.named_modules())) if isinstance(fn, nn.Module) else []
     flat = flatten(args, kwargs, parameter_names(fn))
     call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
-    return pipeline.run_capture(call, Options(), Journal())
+    journal = Journal()
+    _, joint = pipeline.record(call, Options(), journal)
+    return Captured(joint, journal)

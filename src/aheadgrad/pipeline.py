@@ -1,45 +1,235 @@
 """The whole walk, in order. Every way in (compile, capture, compat, Dynamo) takes it.
 
-call        what to capture: the user's function and its flat inputs
-forward     ONE run of the function under functionalization
-facts       what happened to inputs, what outputs share memory with
-joint       gradients recorded in the same trace
+record      ONE run of the function under functionalization; facts; gradients in the same trace
+lower       the trace as values: a joint program, frozen facts
 split       forward and backward programs, and what is saved between them
-compiled    executables
-entry       one generated function with everything around the call
-rehearsal   ops that eager would run and the program does not need are run once: they may raise
+compile     executables
+assemble    one generated function with everything around the call
+rehearse    ops that eager would run and the program does not need are run once: they may raise
+
+The same steps are taken again, from the recording that an entry keeps, when a backward comes along that it
+was not compiled for (`Steps`): another pattern of tangents, the next order, other sizes.
 """
 
 from __future__ import annotations
 
-from aheadgrad.backends.stage import compile_split
-from aheadgrad.capture.forward import Call
-from aheadgrad.capture.rehearse import rehearse
-from aheadgrad.capture.stage import Captured, capture_call
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from aheadgrad.backends.contract import Executable
+from aheadgrad.backends.eager import compile_eager
+from aheadgrad.backends.registry import compile_program
+from aheadgrad.conventions.wholes import backward_of_wholes
+from aheadgrad.errors import AheadgradError, FallbackError, HigherOrderError, InvalidProgram, NeedsNumbers
+from aheadgrad.joint.level import Component, Joint, Level
+from aheadgrad.joint.requests import Door, Further, LooksAtValues, NeedsSizes, NoDoor, Request, Unusual
 from aheadgrad.options import Options
-from aheadgrad.partition.stage import partition
+from aheadgrad.partition.next_order import split_next
+from aheadgrad.partition.saved import SavedSet, Split
+from aheadgrad.partition.split import backward_program, split
+from aheadgrad.recording.door import LiveDoor
+from aheadgrad.recording.forward import Call
+from aheadgrad.recording.levels import lower
+from aheadgrad.recording.recording import Again, Plan, Recording, describe, first_plan, run_once
+from aheadgrad.recording.veils import NeedsVeils
 from aheadgrad.report.journal import Journal
-from aheadgrad.runtime.stage import Entry, make_entry
+from aheadgrad.runtime.anomaly import looking_for_nan
+from aheadgrad.runtime.backward import Failure, Run
+from aheadgrad.runtime.by_sizes import BySizes, sizes_from
+from aheadgrad.runtime.by_values import ByValues
+from aheadgrad.runtime.differentiable import make_step
+from aheadgrad.runtime.entry import Entry, Executables, make_entry
+from aheadgrad.runtime.links import Ways
+from aheadgrad.runtime.padded import padded
+from aheadgrad.runtime.rehearse import rehearse
+from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
-
-
-def run_capture(call: Call, options: Options, journal: Journal) -> Captured:
-    """From a call to its joint program."""
-    with RECORDING:
-        return capture_call(call, options, journal)
+from aheadgrad.torchlayer.subclasses import Form
 
 
 def run(call: Call, options: Options) -> Entry:
     """From a call to a compiled entry."""
     journal = Journal()
     with RECORDING:
-        captured = run_capture(call, options, journal)
+        recording, joint = record(call, options, journal)
+        mode = recording.session.mode
         with journal.stage("split"):
-            split = partition(captured, options)
+            parts = split(joint, mode)
         with journal.stage("compile"):
-            compiled = compile_split(split, options)
+            compiled = _compile(parts, options, mode)
         with journal.stage("assemble"):
-            entry = make_entry(captured, split, compiled, options, journal)
+            steps = Steps(joint, LiveDoor(recording), mode)
+            spec, write = recording.forward.out_spec, recording.call.returns
+            returns = None if write is None else lambda texts, names: write(spec, texts, names)
+            entry = make_entry(joint, parts, compiled, journal, steps, recording, returns)
         with journal.stage("rehearse"):
-            rehearse(captured)
+            rehearse(joint, [e.real for e in recording.session.entrances])
         return entry
+
+
+def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, Joint]:
+    """Records a call, and lowers what was recorded. Tried again in another way where a run shows that it must
+    be: with inputs merged that share memory, behind veils if a tensor subclass turns up."""
+    plan = first_plan(call)
+    with RECORDING:
+        while True:
+            try:
+                return _attempt(plan, options, journal)
+            except Again as again:
+                plan = again.plan
+            except NeedsVeils:
+                plan = Plan(call, veiled=True)
+            except NeedsNumbers as error:
+                if call.symbols.optional:
+                    raise  # the front end has other symbols to try
+                raise FallbackError(f"a size that values decide is no plain number: {error}") from error
+
+
+def _attempt(plan: Plan, options: Options, journal: Journal) -> tuple[Recording, Joint]:
+    with journal.stage("forward"):
+        forward = run_once(plan, options)
+    with journal.stage("facts"):
+        recording = describe(plan, forward, options)
+    with journal.stage("joint"):
+        recording.differentiate()
+    with journal.stage("lower"):
+        return recording, lower(recording)
+
+
+def _compile(parts: Split, options: Options, mode: FakeTensorMode) -> Executables:
+    forward = compile_program(options.backend, parts.forward, mode)
+    backwards = [None if p is None else compile_program(options.backend, p, mode) for p in parts.backwards]
+    return Executables(forward, tuple(backwards))
+
+
+class Steps:
+    """The walk from a level's recording on: record, split, compile, assemble."""
+
+    def __init__(self, level: Level, door: Door, mode: FakeTensorMode | None) -> None:
+        self.level = level
+        self.door = door
+        self.mode = mode
+
+    def close(self) -> None:
+        """Lets go of the recording."""
+        self.door, self.mode = NoDoor(), None
+
+    def backward(
+        self,
+        component: Component,
+        saved: SavedSet,
+        usual: Executable | None,
+        pattern: tuple[Any, ...],
+        state: AutocastState | None,
+        *,
+        checking: bool,
+    ) -> tuple[Run, frozenset[int] | None]:
+        """A backward for tangents of this pattern; with the positions of the saved tensors that it uses."""
+        level = self.level
+        asked, by_subclasses = _asked(level, pattern)
+        used: list[frozenset[int]] = []
+
+        def make(further: Further) -> Run:
+            try:
+                program = backward_program(level, further.gradients, saved, further.tape, further.sizes)
+            except InvalidProgram:
+                if usual is None or level.options.partition == "default" or level.has_symbols:
+                    raise
+                outputs = [level.exits[i] for i in component.exits]
+                return padded(usual.call, outputs, component.expected, asked)
+            if by_subclasses:
+                return compile_eager(program).call
+            if not level.lays_out:
+                taken = {v for op in program.ops for v in op.uses}
+                used.append(frozenset(k for k, s in enumerate(saved.tensors) if s.value in taken))
+            if checking:
+                made = Executable(looking_for_nan(program, further.edges))
+            else:
+                made = compile_program(level.options.backend, program, self.mode)
+            return backward_of_wholes(further.gradients, made, len(saved.values)).call
+
+        request = Request(component.number, asked, state, edges=checking)
+        return self._recorded(request, saved, make), used[0] if used else None
+
+    def differentiable(
+        self,
+        component: Component,
+        saved: SavedSet,
+        ways: Ways,
+        pattern: tuple[Any, ...],
+        requiring: tuple[bool, ...],
+        state: AutocastState | None,
+    ) -> Any:
+        """A backward that can be differentiated: a `Step`, or what finds one."""
+        fixed, options = self.level.fixed_autocast, self.level.options
+
+        def make(further: Further) -> Any:
+            level, door = further.level, further.door
+            assert level is not None
+            assert door is not None
+            parts = split_next(level, saved)
+            program = compile_program(options.backend, parts.program, self.mode)
+            backwards = [
+                compile_program(options.backend, backward_program(level, g, kept), self.mode)
+                if g is not None and g.usual
+                else None
+                for g, kept in zip(level.gradients, parts.saved, strict=True)
+            ]
+            under = self.level.backward_autocast if fixed else state
+            steps = Steps(level, door, self.mode)
+            return make_step(level, parts, program, backwards, saved, ways, under, steps)
+
+        request = Request(component.number, pattern, state, requiring)
+        return self._recorded(request, saved, make)
+
+    def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
+        """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand
+        (`BySizes`), or anew each time, for the values at hand (`ByValues`)."""
+        try:
+            further = self.door.more(request)
+        except NeedsSizes:
+            shapes = [*saved.values, *self._tangents(request)]
+
+            def for_sizes(sizes: Any) -> Any:
+                return self._recorded(replace(request, sizes=sizes), saved, make)
+
+            return BySizes(shapes, for_sizes)
+        except LooksAtValues as error:
+            if request.values is not None:
+                raise HigherOrderError(
+                    f"{error}. What it looks at does not follow from the tensors that the call saved. "
+                    "Differentiate the uncompiled function here."
+                ) from error
+            values, tangents = saved.values, self._tangents(request)
+
+            def for_values(at_hand: list[Any]) -> Any:
+                kept = at_hand[: len(values)]
+                given = list(zip(values, kept, strict=True)), at_hand[len(values) :]
+                sizes = sizes_from([*values, *tangents], at_hand)
+                return self._recorded(replace(request, values=given, sizes=sizes), saved, make)
+
+            return ByValues(for_values, str(error))
+        except Exception as error:
+            if request.requiring is not None and isinstance(error, AheadgradError):
+                raise
+            return Failure(error)
+        return make(further)
+
+    def _tangents(self, request: Request) -> list[Any]:
+        """The sizes of the tangents of a request."""
+        exits = self.level.components[request.component].exits
+        asked = zip(exits, request.tangents, strict=True)
+        return [self.level.exits[i].size for i, t in asked if t is not None]
+
+
+def _asked(level: Level, pattern: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:
+    """What to ask for, given a pattern of tangents; and whether some are of subclasses that the recording
+    knows nothing of: then it is made for plain ones, and what its ops mean is up to those given."""
+    if level.lays_out:
+        asked = tuple(kind or None for kind in pattern)
+        foreign = not level.veiled and any(isinstance(kind, Unusual) for kind in asked)
+        return (tuple(kind and True for kind in asked) if foreign else asked), foreign
+    foreign = not level.veiled and any(isinstance(p, Form) for p in pattern)
+    return (tuple(p.stride if isinstance(p, Form) else p for p in pattern) if foreign else pattern), foreign

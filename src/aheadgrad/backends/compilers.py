@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import fx
 
-from aheadgrad.backends.eager import Boxed
-from aheadgrad.program.program import Program
+from aheadgrad.backends.contract import Boxed, Executable, Request
 
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -68,30 +67,8 @@ class Compilers:
     inference: Compiler
     number: int
 
-    def __call__(self, program: Program) -> Boxed:
-        if program.role == "backward":
-            return _Later(lambda: self._compile(self.backward, program))
-        return self._compile(self.forward if program.role == "forward" else self.inference, program)
-
-    def _compile(self, compiler: Compiler, program: Program) -> Boxed:
-        with _compiling(f"{self.number}_{program.role}"):
-            made = compiler(program.module, program.example_inputs())
-        return made if getattr(made, "_boxed_call", False) else make_boxed_func(made)
-
-
-class _Later:
-    """Compiled when first called: many forwards never see a backward."""
-
-    def __init__(self, make: Callable[[], Boxed]) -> None:
-        self.make: Callable[[], Boxed] | None = make
-        self.made: Boxed | None = None
-        self.lock = threading.Lock()
-
-    def __call__(self, args: list[Any]) -> list[Any]:
-        if self.made is None:
-            with self.lock:
-                if self.made is None:
-                    assert self.make is not None
-                    self.made = self.make()
-                    self.make = None
-        return self.made(args)
+    def __call__(self, request: Request) -> Executable:
+        compiler = {"forward": self.forward, "backward": self.backward}.get(request.role, self.inference)
+        with _compiling(f"{self.number}_{request.role}"):
+            made = compiler(request.module, request.example_inputs())
+        return Executable(made if getattr(made, "_boxed_call", False) else make_boxed_func(made))

@@ -1,10 +1,7 @@
-"""Backends by name, and the one contract they all meet.
+"""Backends by name. Register your own (the contract is in `contract`):
 
-A backend turns a program into a callable that takes a list of values (which it may empty) and
-returns a list: `backend(program) -> callable(list) -> list`. Register your own:
-
-    @aheadgrad.register_backend("mine")
-    def mine(program): ...
+@aheadgrad.register_backend("mine")
+def mine(request): ...
 """
 
 from __future__ import annotations
@@ -12,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aheadgrad.backends.eager import Boxed, compile_eager
+from aheadgrad.backends.contract import Backend, Executable, Later, Request, only_gradients
+from aheadgrad.backends.eager import compile_eager
 from aheadgrad.errors import InvalidOption
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import NoGradient
-
-Backend = Callable[[Program], Boxed]
+from aheadgrad.torchlayer.fake import FakeTensorMode
 
 _BACKENDS: dict[str, Backend] = {"eager": compile_eager}
 
@@ -42,16 +38,18 @@ def find_backend(backend: Any) -> Backend:
     raise InvalidOption(f"backend={backend!r} is not known; choose one of {sorted(_BACKENDS)} or a callable.")
 
 
-def compile_program(backend: Any, program: Program) -> Boxed:
-    """Compiles one program with a backend; what comes out returns no `NoGradient` slots."""
-    kinds = program.signature.outputs
-    run = find_backend(backend)(program)
-    kept = [i for i, slot in enumerate(kinds) if not isinstance(slot, NoGradient)]
-    if len(kept) == len(kinds):
-        return run
+def compile_program(backend: Any, program: Program, mode: FakeTensorMode | None = None) -> Executable:
+    """Compiles one program with a backend; a backward when it is first called."""
+    found = find_backend(backend)
+    request = Request(program, mode)
+    if found is compile_eager:
+        return only_gradients(program, compile_eager(request))
+    if program.role == "backward":
+        return only_gradients(program, Executable(Later(lambda: _compiled(found, request).call)))
+    return only_gradients(program, _compiled(found, request))
 
-    def gradients_only(args: list[Any]) -> list[Any]:
-        results = run(args)
-        return [results[i] for i in kept]
 
-    return gradients_only
+def _compiled(backend: Backend, request: Request) -> Executable:
+    """A backend may also return a function alone."""
+    made = backend(request)
+    return made if isinstance(made, Executable) else Executable(made)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.emit.script import Script
 from aheadgrad.torchlayer.autograd import set_grad_enabled
-
-if TYPE_CHECKING:
-    from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
 
 
 def emit(script: Script, a: Assembly) -> None:

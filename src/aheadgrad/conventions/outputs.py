@@ -6,8 +6,11 @@ grow from it with the recorded view ops, under the grad mode in which they were 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.emit.calls import callee
+from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -23,13 +26,7 @@ from aheadgrad.facts.facts import (
     ViewOf,
 )
 from aheadgrad.program.slots import UserOutput, ViewBase
-from aheadgrad.runtime.calls import callee
 from aheadgrad.torchlayer.autograd import set_creation_meta, set_grad_enabled, set_version
-
-if TYPE_CHECKING:
-    from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
-
 
 # A stale view was made at another version of its base than the present one. Made at a version far
 # ahead, it stays stale however often the caller writes.

@@ -7,17 +7,12 @@ counter moves as far as it did in the recorded run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from aheadgrad.conventions import subclasses
+from aheadgrad.conventions import wholes
+from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import Geometry, InputFacts
-from aheadgrad.program.slots import OldMemory, UpdatedInput
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
-
-if TYPE_CHECKING:
-    from aheadgrad.runtime.assemble import Assembly
-    from aheadgrad.runtime.emit import Script
 
 
 def _exit_of(a: Assembly, fact: InputFacts) -> str | None:
@@ -32,7 +27,7 @@ def any_tracked(a: Assembly) -> bool:
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
-    subclasses.emit_parts(script, a)
+    wholes.emit_parts(script, a)
     for fact in a.facts.inputs:
         if fact.index in a.in_graph_updates and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
@@ -59,10 +54,10 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     target = a.input_names[fact.index]
     if fact.parts is not None:
         # First, as autograd remembers at which version it made a view's history.
-        by = 0 if a.inference else fact.version_bumps - subclasses.own_bumps(fact)
+        by = 0 if a.inference else fact.version_bumps - wholes.own_bumps(fact)
         if by > 0 or fact.index < 0:
             _emit_bump(script, target, by)
-        subclasses.emit_history(script, a, fact)
+        wholes.emit_history(script, a, fact)
         if by < 0 and fact.index >= 0:
             _emit_bump(script, target, by)
         return
@@ -97,7 +92,7 @@ def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, n
     if fact.adopts is None:
         source = f"{new}.detach()"
     else:
-        g = fact.look
+        g = fact.final_geometry
         assert g is not None
         source = f"{a.input_names[fact.adopts]}.untyped_storage(), "
         source += ", ".join(script.names.literal(part) for part in (g.offset, g.size, g.stride))
@@ -154,24 +149,3 @@ def emit_leaves(script: Script, a: Assembly) -> None:
     for fact in a.facts.inputs:
         if fact.becomes_leaf or fact.leaf_meanwhile:
             script.line(f"{a.input_names[fact.index]}.requires_grad_()")
-
-
-def updated_exits(a: Assembly) -> dict[int, int]:
-    """Input index -> position of its new value among the forward's results."""
-    found: dict[int, int] = {}
-    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, UpdatedInput)]
-    changed = [
-        f.index
-        for f in a.facts.inputs
-        if f.index not in a.in_graph_updates and (f.data_changed or f.geometry or f.storage_changed)
-    ]
-    for index, position in zip(changed, positions, strict=True):
-        found[index] = position
-    return found
-
-
-def old_memory_exits(a: Assembly) -> dict[int, int]:
-    """Input index -> position of what its former memory holds now."""
-    positions = [i for i, e in enumerate(a.exits) if isinstance(e.slot, OldMemory)]
-    changed = [f.index for f in a.facts.inputs if f.old_memory_changed]
-    return dict(zip(changed, positions, strict=True))

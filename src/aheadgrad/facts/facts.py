@@ -29,6 +29,16 @@ class Geometry:
         return any(s == 0 and n > 1 for s, n in zip(self.typical.stride, self.typical.size, strict=True))
 
 
+@dataclass(frozen=True, eq=False)
+class Reshape:
+    """A change of shape in place of a tensor subclass, which is made again as it is."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    with_grad: bool
+
+
 @dataclass(frozen=True)
 class PartFacts:
     """What happened to the parts of an input that is a tensor subclass: which of them have new
@@ -36,7 +46,7 @@ class PartFacts:
 
     changed: tuple[int, ...] = ()
     exchanged: tuple[int, ...] = ()
-    reshapes: tuple[Any, ...] = ()
+    reshapes: tuple[Reshape, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class InputFacts:
     leaf_meanwhile: bool = False
     version_bumps: int = 0
     adopts: int | None = None
-    look: Geometry | None = None
+    final_geometry: Geometry | None = None
     old_memory_changed: bool = False
     final_bytes: int | None = None
     parts: PartFacts | None = None
@@ -67,6 +77,11 @@ class InputFacts:
     @property
     def untouched(self) -> bool:
         return self == InputFacts(self.index)
+
+    @property
+    def is_updated(self) -> bool:
+        """Does it leave with new values, another shape or other memory?"""
+        return self.data_changed or self.geometry is not None or self.storage_changed
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.capture.assumptions import Memory
-from aheadgrad.capture.shared import whole_storage
+from aheadgrad.emit.script import Script
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.plain import SIMPLE, Same, describe, freeze, frozen
 from aheadgrad.frontends.state import Place
-from aheadgrad.runtime.emit import Script
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.recording.assumptions import Memory
+from aheadgrad.recording.shared import whole_storage
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key

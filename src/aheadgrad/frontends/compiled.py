@@ -19,11 +19,11 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from aheadgrad.capture.lift import Lift
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends.misses import what_keeps_changing
 from aheadgrad.options import Options
+from aheadgrad.recording.lift import Lift
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.text import explain_entry, summary
 from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
 

@@ -24,12 +24,12 @@ from torch.compiler import is_dynamo_compiling
 
 from aheadgrad import errors
 from aheadgrad.backends.registry import find_backend
-from aheadgrad.capture.origins import stacklevel_of_user
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import CompiledFunction, runs_the_original
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
+from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.dynamo import ignore_hooks_of_saved_tensors

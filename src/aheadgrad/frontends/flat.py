@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
+from aheadgrad.emit.script import Script
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.function import flatten, make_call
@@ -25,8 +26,7 @@ from aheadgrad.frontends.state import Place, holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
-from aheadgrad.runtime.emit import Script
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
 from aheadgrad.torchlayer.subclasses import form_of, is_foreign
@@ -49,7 +49,9 @@ def compile_flat(
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
     entry = pipeline.run(call, options)
-    return _FlatCheck(entry, places, args, TracedFunction(fn, options)).write(guarded=guarded)
+    checked = _FlatCheck(entry, places, args, TracedFunction(fn, options)).write(guarded=guarded)
+    entry.captured.release()
+    return checked
 
 
 class _FlatCheck(Check):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aheadgrad.capture.forward import Call, Scalar
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.plain import FIXED, SIMPLE, describe
 from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.recording.forward import Call, Scalar
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain

@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from aheadgrad.capture.assumptions import assumed_around, assumed_of_inputs
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
-from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.runtime.stage import Entry
+from aheadgrad.recording.assumptions import assumed_around, assumed_of_inputs
+from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.functional import storage_key

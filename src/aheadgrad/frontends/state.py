@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from aheadgrad.capture.assumptions import Memory
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
 from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.recording.assumptions import Memory
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks

@@ -5,113 +5,119 @@ A partitioner chooses the values to save; only this file builds the two programs
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
-from torch import Tensor
-
-from aheadgrad.capture.cut import Cutter
-from aheadgrad.capture.joint import Gradients
-from aheadgrad.capture.ports import Port
-from aheadgrad.conventions import in_graph
-from aheadgrad.errors import InvalidProgram
+from aheadgrad.errors import FallbackError, InvalidProgram
+from aheadgrad.joint.level import Gradients, Joint, Level, primal_ports
+from aheadgrad.partition.choose import choose, providers
+from aheadgrad.partition.custom import split_with
+from aheadgrad.partition.saved import SavedSet, SavedValue, Split
 from aheadgrad.program.check import check
+from aheadgrad.program.cut import Sizes, same_views
 from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved, SavedSize, Slot, Tangent
+from aheadgrad.program.slots import Tangent
+from aheadgrad.program.tape import Tape
+from aheadgrad.program.values import Port, Value
+from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.subclasses import values_of
-from aheadgrad.torchlayer.symbols import free_symbols
-
-if TYPE_CHECKING:
-    from aheadgrad.capture.higher import Derivative
-    from aheadgrad.capture.stage import Captured
+from aheadgrad.torchlayer.symbols import Number
 
 
-@dataclass(frozen=True, eq=False)
-class SavedValue:
-    """One value kept for the backward. `value` is the traced tensor.
-
-    `copied`: what is kept is a copy of an input, which the graph made before the input changed.
-    """
-
-    value: Tensor
-    name: str
-    reason: str
-    copied: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class SavedSet:
-    """Everything the forward keeps: tensors, and sizes as numbers."""
-
-    tensors: tuple[SavedValue, ...] = ()
-    sizes: tuple[tuple[str, Any], ...] = ()
+def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
+    """What is saved, and the programs on either side; `mode` is for the graphs of partition functions."""
+    given = joint.options.partition
+    if given != "default" and len(joint.gradients) == 1 and joint.gradients[0] is not None:
+        return split_with(given, joint, mode)  # where eager's backward raises there is nothing to split
+    saved = tuple(SavedSet() if g is None else _choose(joint, g) for g in joint.gradients)
+    together = _with_told_sizes(joint, _union(saved))
+    forward = forward_program(joint, together, inference=not joint.components)
+    backwards = tuple(
+        None if g is None else backward_program(joint, g, kept)
+        for g, kept in zip(joint.gradients, saved, strict=True)
+    )
+    return Split(forward, backwards, saved, together, joint.gradients)
 
 
-@dataclass(eq=False)
-class SplitPrograms:
-    """The forward, one backward per component, and what goes between."""
-
-    forward: Program
-    backwards: list[Program | None]
-    saved: list[SavedSet]
-    all_saved: SavedSet
-    gradients: list[Gradients | None] = field(default_factory=list)
+def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
+    leaving = [v for e in joint.leaving for v in values_of(e.value)]
+    ports, moves = primal_ports(joint.inputs), joint.options.one_node
+    return choose(joint.cutter(), ports, leaving, gradients, joint.changed, moves=moves)
 
 
-def primal_ports(inputs: list[tuple[Slot, Any]], prefix: str = "primals") -> list[Port]:
-    if prefix == "arg":
-        return [Port(slot, value, f"arg{i}_1") for i, (slot, value) in enumerate(inputs)]
-    return [Port(slot, value, f"{prefix}_{i + 1}") for i, (slot, value) in enumerate(inputs)]
-
-
-def forward_program(captured: Captured, saved: SavedSet, *, inference: bool) -> Program:
-    outputs = opened(in_graph.results(captured, inference=inference))
-    outputs += [(Saved(s.name, s.reason), s.value) for s in saved.tensors]
-    outputs += [(SavedSize(name), number) for name, number in saved.sizes]
-    ports = primal_ports(captured.inputs, "arg" if inference else "primals")
+def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Program:
+    outputs = [*joint.results(inference=inference), *saved.outputs]
+    ports = primal_ports(joint.inputs, "arg" if inference else "primals")
     role = "inference" if inference else "forward"
-    return check(captured.cutter.cut(role, ports, outputs, {"forward"}, in_graph.writes(captured)))
+    return check(joint.cutter().cut(role, ports, outputs, {"forward"}, joint.writes))
 
 
-def tangent_name(level: Captured | Derivative, number: int) -> str:
+def tangent_name(order: int, number: int) -> str:
     """`tangents_1`, as all backends expect; from the second order on the order is in the name."""
-    return f"tangents_{number + 1}" if level.order == 0 else f"tangents_{number + 1}_{level.order + 1}"
+    return f"tangents_{number + 1}" if order == 0 else f"tangents_{number + 1}_{order + 1}"
 
 
-def backward_program(captured: Captured | Derivative, gradients: Gradients, saved: SavedSet) -> Program:
-    """From what the forward saved to gradients. Sizes come first, as backends expect."""
-    ports = [Port(SavedSize(name), number, name) for name, number in saved.sizes]
-    ports += [Port(Saved(s.name, s.reason), s.value, s.name) for s in saved.tensors]
+def backward_program(
+    level: Level, gradients: Gradients, saved: SavedSet, tape: Tape | None = None, sizes: Sizes | None = None
+) -> Program:
+    """From what the forward saved to gradients; `tape` if they were recorded later than the level."""
+    ports = saved.ports
     number = 0
     for i, value in zip(gradients.component.exits, gradients.tangents, strict=True):
-        for slot, tangent in opened([(Tangent(captured.joint.exits[i].slot), value)]):
+        for slot, tangent in opened([(Tangent(level.exits[i].slot), value)]):
             if tangent is not None:
-                ports.append(Port(slot, tangent, tangent_name(captured, number)))
+                ports.append(Port(slot, tangent, tangent_name(level.order, number)))
             number += 1
-    outputs = opened(captured.gradient_outputs(gradients))
-    cutter = captured.cutter
-    merging = cutter.merging_views({id(s.value) for s in saved.tensors}) if captured.order else nullcontext()
+    outputs = opened(level.gradient_outputs(gradients))
+    same = same_views(tape or level.tape, {s.value for s in saved.tensors}) if level.order else None
     try:
-        with merging:
-            return check(cutter.cut("backward", ports, outputs, {gradients.phase}))
+        return check(level.cutter(tape, sizes, same).cut("backward", ports, outputs, {gradients.phase}))
     except AssertionError as error:
         raise InvalidProgram(
             f"A backward for this pattern of tangents needs a value that the forward did not save ({error})."
         ) from error
 
 
-def needed_symbols(cutter: Cutter, gradients: list[Gradients], saved: list[SavedValue]) -> list[Any]:
-    """Symbols that the backward's ops, or the tensors it is given, mention in their sizes."""
-    tangents = [v for g in gradients for t in g.tangents if t is not None for v in values_of(t)]
-    given = [s.value for s in saved] + tangents
-    boundary = {id(t) for t in given}
-    needed = free_symbols(given)
-    for g in gradients:
-        grads = [v for grad in g.grads for v in values_of(grad)]
-        records, _ = cutter.needed(grads, boundary, {g.phase})
-        for i in records:
-            record = cutter.trace.records[i]
-            needed |= free_symbols([list(record.args), record.kwargs])
-    return sorted(needed, key=str)
+def _with_told_sizes(joint: Joint, saved: SavedSet) -> SavedSet:
+    """Also the sizes that values decide and that the entry function mentions: results, shapes of views."""
+    makers = joint.tape.makers
+    if not makers:
+        return saved
+    passages = [e.size for e in joint.exits[joint.count :]]
+    told = _symbols([joint.facts, *passages]) & set(makers)
+    if not told:
+        return saved
+    known = providers(joint.tape, primal_ports(joint.inputs))
+    sizes = dict(saved.sizes)
+    for symbol in sorted(told, key=str):
+        if symbol not in known:
+            raise FallbackError(f"nothing tells the size {symbol}, which values decide")
+        name, number = known[symbol]
+        sizes.setdefault(name, number)
+    return replace(saved, sizes=tuple(sizes.items()))
+
+
+def _symbols(value: Any) -> set[Any]:
+    """The symbols in facts, and whatever they are made of."""
+    if type(value) is Number:
+        return set(value.expr.free_symbols)
+    if is_dataclass(value):
+        return _symbols([getattr(value, f.name) for f in fields(value)])
+    if isinstance(value, dict):
+        return _symbols(list(value.values()))
+    if isinstance(value, list | tuple):
+        return set().union(*map(_symbols, value))
+    return set()
+
+
+def _union(saved: tuple[SavedSet, ...]) -> SavedSet:
+    if len(saved) == 1:
+        return saved[0]
+    tensors: dict[Value, SavedValue] = {}
+    sizes: dict[str, Any] = {}
+    for one in saved:
+        for value in one.tensors:
+            tensors.setdefault(value.value, value)
+        sizes.update(dict(one.sizes))
+    return SavedSet(tuple(tensors.values()), tuple(sizes.items()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aheadgrad.program.slots import Slot, parts
 from aheadgrad.torchlayer.subclasses import Bundle
 
 
-def opened(values: list[tuple[Slot, Any]]) -> list[tuple[Slot, Any]]:
+def opened(values: Iterable[tuple[Slot, Any]]) -> list[tuple[Slot, Any]]:
     """The same values with tensor subclasses taken apart: what a program takes and returns."""
     found: list[tuple[Slot, Any]] = []
     for slot, value in values:

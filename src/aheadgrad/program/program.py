@@ -1,4 +1,4 @@
-"""A program: an FX graph, the constants it refers to, and its signature."""
+"""A program: typed inputs, ops, typed outputs. An FX graph is made of it at the doors (`doors`)."""
 
 from __future__ import annotations
 
@@ -6,43 +6,46 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import fx
 
-from aheadgrad.program.slots import Signature
+from aheadgrad.program.names import Naming
+from aheadgrad.program.slots import Signature, Slot
+from aheadgrad.program.values import Op, Port
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """`graph` takes one placeholder per input slot and returns one value per output slot."""
+    """`outputs` pairs each slot with a value, a number or a constant.
+
+    `made` is the module of somebody else (a partition function's) that the program was read from.
+    """
 
     role: str
-    graph: fx.Graph
-    signature: Signature
-    constants: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[Port, ...]
+    ops: tuple[Op, ...]
+    outputs: tuple[tuple[Slot, Any], ...]
+    naming: Naming = field(default_factory=Naming, repr=False)
+    parts_first: bool = False
+    made: fx.GraphModule | None = field(default=None, repr=False)
 
     @cached_property
-    def module(self) -> fx.GraphModule:
-        """The graph as a GraphModule (made on first use: generating its code is not free)."""
-        root = torch.nn.Module()
-        for name, value in self.constants.items():
-            if isinstance(value, torch.Tensor):
-                root.register_buffer(name, value, persistent=False)
-            else:
-                setattr(root, name, value)
-        return fx.GraphModule(root, self.graph, class_name="GraphModule")
-
-    @property
-    def placeholders(self) -> list[fx.Node]:
-        return [n for n in self.graph.nodes if n.op == "placeholder"]
+    def signature(self) -> Signature:
+        return Signature(tuple(p.slot for p in self.inputs), tuple(slot for slot, _ in self.outputs))
 
     @property
     def results(self) -> list[Any]:
-        output = self.graph.output_node()
-        return list(output.args[0])  # type: ignore[arg-type]
+        return [value for _, value in self.outputs]
 
-    def example_inputs(self) -> list[Any]:
-        return [n.meta.get("val") for n in self.placeholders]
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        """The program as an FX module, with fake tensors of its own."""
+        from aheadgrad.program.doors import module_of
+
+        return module_of(self)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
 
     @property
     def code(self) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import fx
 
 from aheadgrad.program.program import Program
+from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.symbols import Number
 
 _SHORT = {
     torch.float32: "f32",
@@ -24,29 +25,43 @@ _SHORT = {
 
 def type_text(value: Any) -> str:
     """`f32[3, 4]` for a tensor, the type's name for anything else."""
-    if isinstance(value, torch.Tensor):
-        dtype = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
-        return f"{dtype}[{', '.join(str(s) for s in value.shape)}]"
+    if type(value) is Value:
+        dtype = _SHORT.get(value.type.dtype, str(value.type.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(str(s) for s in value.type.size)}]"
     if isinstance(value, tuple | list):
         return "(" + ", ".join(type_text(v) for v in value) + ")"
-    return type(value).__name__
+    return value.kind.__name__ if type(value) is Number else type(value).__name__
 
 
-def _line(node: fx.Node) -> str:
-    target = node.target if isinstance(node.target, str) else str(node.target)
-    args = ", ".join([*(str(a) for a in node.args), *(f"{k}={v}" for k, v in node.kwargs.items())])
-    origin = node.meta.get("origin")
-    note = f"  # {origin}" if origin else ""
-    return f"    {node.name}: {type_text(node.meta.get('val'))} = {target}({args}){note}"
+def op_line(op: Op, names: dict[Value, str] | None = None) -> str:
+    """`mul: f32[3] = aten.mul.Tensor(x, 2)  # model.py:3 in forward`."""
+
+    def shown(value: Any) -> str:
+        if type(value) is Value:
+            return (names or {}).get(value, repr(value))
+        if isinstance(value, torch.Tensor):
+            return f"constant{list(value.shape)}"
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(shown, value))}]"
+        return str(value)
+
+    args = ", ".join([*map(shown, op.args), *(f"{k}={shown(v)}" for k, v in op.kwargs.items())])
+    parts = ", ".join(repr(v) for v in op.out if type(v) is Value) if type(op.out) is tuple else op.name
+    note = f"  # {op.origin}" if op.origin else ""
+    return f"{parts}: {type_text(op.out)} = {op.target}({args}){note}"
 
 
 def text(program: Program) -> str:
     """The whole program: inputs, one line per op, outputs with their slots."""
     lines = [f"{program.role} program"]
-    for node, slot in zip(program.placeholders, program.signature.inputs, strict=True):
-        lines.append(f"  in  {node.name}: {type_text(node.meta.get('val'))}  = {slot.describe()}")
-    lines += [_line(n) for n in program.graph.nodes if n.op in ("call_function", "get_attr")]
-    for value, slot in zip(program.results, program.signature.outputs, strict=True):
-        kind = type_text(value.meta.get("val")) if isinstance(value, fx.Node) else ""
-        lines.append(f"  out {value}{': ' + kind if kind else ''}  = {slot.describe()}")
+    names: dict[Value, str] = {}
+    for port in program.inputs:
+        if type(port.value) is Value:
+            names.setdefault(port.value, port.name)
+        lines.append(f"  in  {port.name}: {type_text(port.value)}  = {port.slot.describe()}")
+    lines += [f"    {op_line(op, names)}" for op in program.ops]
+    for slot, value in program.outputs:
+        kind = f": {type_text(value)}" if type(value) is Value else ""
+        shown = names.get(value, repr(value)) if type(value) is Value else str(value)
+        lines.append(f"  out {shown}{kind}  = {slot.describe()}")
     return "\n".join(lines)

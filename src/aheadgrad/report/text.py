@@ -2,54 +2,89 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from aheadgrad.facts.facts import Facts
+from aheadgrad.joint.level import Joint
+from aheadgrad.partition.saved import Split
+from aheadgrad.program.program import Program
 from aheadgrad.program.show import type_text
-
-if TYPE_CHECKING:
-    from aheadgrad.capture.stage import Captured
-    from aheadgrad.program.program import Program
-    from aheadgrad.runtime.stage import Entry
+from aheadgrad.program.slots import Signature
+from aheadgrad.report.journal import Journal
 
 
-def explain_captured(captured: Captured) -> str:
-    lines = [str(captured.program), "", "facts:"]
-    for fact, entrance in zip(captured.facts.inputs, captured.session.entrances, strict=False):
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """The joint program of one call, and what was found about it."""
+
+    joint: Joint
+    journal: Journal
+
+    @property
+    def program(self) -> Program:
+        return self.joint.program
+
+    @property
+    def graph(self) -> Any:
+        return self.program.graph
+
+    @property
+    def signature(self) -> Signature:
+        return self.program.signature
+
+    @property
+    def facts(self) -> Facts:
+        return self.joint.facts
+
+    def explain(self) -> str:
+        """The joint program, what was found about inputs and outputs, the time of each stage."""
+        return explain_joint(self.joint, self.journal)
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+
+class Compiled(Protocol):
+    """What an entry tells of itself."""
+
+    joint: Joint
+    split: Split
+    journal: Journal
+
+
+def explain_joint(joint: Joint, journal: Journal) -> str:
+    lines = [str(joint.program), "", "facts:"]
+    for fact, entrance in zip(joint.facts.inputs, joint.entrances, strict=False):
         if not fact.untouched:
             lines.append(f"  {entrance.slot.describe()}: {fact}")
-    lines += [f"  output {j}: {fact}" for j, fact in enumerate(captured.facts.outputs)]
-    lines += [f"  root {r}: {root}" for r, root in enumerate(captured.facts.roots)]
-    for number, error in captured.failures.items():
+    lines += [f"  output {j}: {fact}" for j, fact in enumerate(joint.facts.outputs)]
+    lines += [f"  root {r}: {root}" for r, root in enumerate(joint.facts.roots)]
+    for number, error in joint.failures.items():
         lines.append(f"  backward {number} raises as in eager: {str(error).splitlines()[0]}")
-    return "\n".join([*lines, str(captured.journal)])
+    return "\n".join([*lines, str(journal)])
 
 
-def explain_entry(number: int, entry: Entry) -> str:
-    lines = [f"entry {number}", explain_captured(entry.captured), "", "saved for backward:"]
-    total = 0
-    for saved in entry.split.all_saved.tensors:
-        size = saved.value.numel() * saved.value.element_size()
-        total += int(size)
-        lines.append(f"  {saved.name}: {type_text(saved.value)}, {size} bytes, {saved.reason}")
-    lines += [f"  {name}: a size" for name, _ in entry.split.all_saved.sizes]
-    lines.append(f"  together {total} bytes")
+def explain_entry(number: int, entry: Compiled) -> str:
+    saved = entry.split.all_saved
+    lines = [f"entry {number}", explain_joint(entry.joint, entry.journal), "", "saved for backward:"]
+    for s in saved.tensors:
+        lines.append(f"  {s.name}: {type_text(s.value)}, {s.value.type.bytes} bytes, {s.reason}")
+    lines += [f"  {name}: a size" for name, _ in saved.sizes]
+    lines.append(f"  together {sum(s.value.type.bytes for s in saved.tensors)} bytes")
     return "\n".join(lines)
 
 
-def summary(entry: Entry) -> str:
+def summary(entry: Compiled) -> str:
     """`12 ops forward, 20 backward; saves 3 tensors, 4.0 KiB`: an entry in one line."""
     split = entry.split
-    backward = sum(_ops(p) for p in split.backwards if p is not None)
-    text = f"{_ops(split.forward)} ops forward"
+    backward = sum(len(p.ops) for p in split.backwards if p is not None)
+    text = f"{len(split.forward.ops)} ops forward"
     if not backward:
         return text
     tensors = split.all_saved.tensors
-    size = sum(int(s.value.numel() * s.value.element_size()) for s in tensors)
+    size = sum(s.value.type.bytes for s in tensors)
     return f"{text}, {backward} backward; saves {len(tensors)} tensors, {_bytes(size)}"
-
-
-def _ops(program: Program) -> int:
-    return sum(node.op == "call_function" for node in program.graph.nodes)
 
 
 def _bytes(size: int) -> str:

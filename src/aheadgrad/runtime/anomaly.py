@@ -7,20 +7,23 @@ here: a result) is what eager looks at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
+from aheadgrad.program.program import Program
+from aheadgrad.program.values import Op, Value, map_leaves
 from aheadgrad.torchlayer import random
-from aheadgrad.torchlayer.autograd import AutogradNode, number_of, set_grad_enabled
+from aheadgrad.torchlayer.autograd import AutogradNode, set_grad_enabled
+from aheadgrad.torchlayer.symbols import Number, with_numbers
 from aheadgrad.torchlayer.transforms import is_batched
 
 if TYPE_CHECKING:
-    from aheadgrad.backends.registry import Backend
-    from aheadgrad.program.program import Program
     from aheadgrad.runtime.backward import Backward
+
+Edges = Mapping[int, tuple[tuple[int, int], ...]]
 
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 
@@ -57,57 +60,54 @@ def checked(
         raise RuntimeError(*error.args) from None
 
 
-def looking_for_nan(nodes: set[Any]) -> Backend:
-    """A backend whose programs raise `NanFound`; `nodes` are those of the forward."""
+def looking_for_nan(program: Program, edges: Edges) -> Callable[[list[Any]], list[Any]]:
+    """A backward that raises `NanFound`; `edges` tell where the gradients of the forward's nodes go."""
+    phases = [op.phase for op in program.ops if op.node is not None]
+    last = max(phases, key=lambda phase: int(phase.split()[-1]), default=None)  # others are of orders before
+    users: dict[Value, list[Op]] = {}
+    for op in program.ops:
+        for v in op.uses:
+            users.setdefault(v, []).append(op)
+    returned = {v for v in program.results if type(v) is Value}
 
-    def backend(program: Program) -> Callable[[list[Any]], list[Any]]:
-        phase = _last_phase(program)
-        returned = {n for n in program.results if isinstance(n, fx.Node)}
-        looked_at = {n for n in program.graph.nodes if _is_gradient(n, phase, returned)}
-        return lambda args: _interpret(program, args, looked_at, nodes)
+    def number_of(value: Value, op: Op) -> int | None:
+        """Which of its node's gradients a value is, as far as its users tell; None if it is none."""
+        if op.node is None or op.phase != last:
+            return None
+        using = users.get(value, ())
+        if value not in returned and all(u.node == op.node for u in using):
+            return None
+        known = edges.get(op.node.number, ())
+        numbers = {u.node.number for u in using if u.node is not None}
+        return next((i for i, number in known if number in numbers), known[0][0] if known else 0)
 
-    return backend
-
-
-def _last_phase(program: Program) -> str | None:
-    """The backward that is computed; a program may repeat ops of the orders before."""
-    phases = [n.meta["phase"] for n in program.graph.nodes if "phase" in n.meta]
-    return max(phases, key=lambda phase: int(phase.split()[-1]), default=None)
-
-
-def _is_gradient(n: fx.Node, phase: str | None, returned: set[fx.Node]) -> bool:
-    node = n.meta.get("autograd_node")
-    if node is None or n.meta["phase"] != phase:
-        return False
-    return n in returned or any(u.meta.get("autograd_node") != node for u in n.users)
+    made = ((v, number_of(v, op)) for op in program.ops for v in op.values)
+    looked_at = {v: number for v, number in made if number is not None}
+    return lambda args: _interpret(program, args, looked_at)
 
 
-def _interpret(program: Program, args: list[Any], looked_at: set[fx.Node], nodes: set[Any]) -> list[Any]:
-    env: dict[fx.Node, Any] = dict(zip(program.placeholders, args, strict=True))
+def _interpret(program: Program, args: list[Any], looked_at: Mapping[Value, int]) -> list[Any]:
+    env: dict[Any, Any] = {}
+    for port, arg in zip(program.inputs, args, strict=True):
+        env.setdefault(port.value.expr if type(port.value) is Number else port.value, arg)
     args.clear()
-    for n in program.graph.nodes:
-        if n.op == "get_attr":
-            env[n] = program.constants[str(n.target)]
-        elif n.op == "call_function":
-            given = list(fx.node.map_arg(n.args, env.__getitem__))
-            if n.target is _AS_STRIDED_SCATTER:
-                given[0] = given[0].detach()  # its kernel refuses what requires grad, even without grad mode
-            env[n] = n.target(*given, **fx.node.map_arg(n.kwargs, env.__getitem__))
-            if n in looked_at and _has_nan(env[n]):
-                raise NanFound(n.meta["autograd_node"], _edge(n, nodes), n.meta.get("origin"))
-    return [fx.node.map_arg(r, env.__getitem__) for r in program.results]
 
+    def real(value: Any) -> Any:
+        if type(value) is Value:
+            return env[value]
+        return env[value.expr] if value.expr in env else with_numbers(value, env_numbers())
 
-def _has_nan(value: Any) -> bool:
-    return isinstance(value, Tensor) and bool(value.isnan().any())
+    def env_numbers() -> dict[Any, Any]:
+        return {k: v for k, v in env.items() if type(k) is not Value and isinstance(v, int | float)}
 
-
-def _edge(n: fx.Node, nodes: set[Any]) -> int:
-    """Which of its node's gradients a value is, as far as its users tell."""
-    own = n.meta["autograd_node"].number
-    node = next((m for m in nodes if number_of(m) == own), None)
-    if node is None:
-        return 0
-    edges = [(i, number_of(m)) for i, (m, _) in enumerate(node.next_functions) if m is not None]
-    users = {u.meta["autograd_node"].number for u in n.users if "autograd_node" in u.meta}
-    return next((i for i, number in edges if number in users), edges[0][0] if edges else 0)
+    for op in program.ops:
+        given = list(map_leaves(op.args, real))
+        if op.target is _AS_STRIDED_SCATTER:
+            given[0] = given[0].detach()  # its kernel refuses what requires grad, even without grad mode
+        out = op.target(*given, **map_leaves(op.kwargs, real))
+        for v, result in zip(op.outs, out if type(op.out) is tuple else (out,), strict=True):
+            env[v.expr if type(v) is Number else v] = result
+            if v in looked_at and isinstance(result, Tensor) and bool(result.isnan().any()):
+                assert op.node is not None
+                raise NanFound(op.node, looked_at[v], op.origin)
+    return [map_leaves(r, real) for r in program.results]

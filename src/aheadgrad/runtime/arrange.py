@@ -6,30 +6,26 @@ caller gave it, and in the drop-in's graphs constants (`None`, 2) as well.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from aheadgrad.runtime.emit import Script
-from aheadgrad.torchlayer.symbols import is_symbolic
-
-if TYPE_CHECKING:
-    from aheadgrad.backends.eager import Boxed
-    from aheadgrad.capture.stage import Captured
+from aheadgrad.backends.contract import Executable
+from aheadgrad.emit.script import Script
+from aheadgrad.joint.level import Joint
+from aheadgrad.program.values import Value
+from aheadgrad.torchlayer.symbols import Number
 
 
-def arranged(captured: Captured, forward: Boxed) -> Boxed:
+def arranged(joint: Joint, forward: Executable) -> Executable:
     """The forward, taking its inputs in the entry's order."""
-    if not captured.scalars:
+    if not joint.has_scalars:
         return forward
-    tensors = {id(e.value): f"p{i}" for i, e in enumerate(captured.session.entrances)}
+    tensors = {e.value: f"p{i}" for i, e in enumerate(joint.entrances)}
     script = Script("arranged")
-    numbers = [f"n{k}" for k in range(len(captured.numbers))]
+    numbers = [f"n{k}" for k in range(len(joint.numbers))]
     unused = iter(numbers)
     program: list[str] = []
-    for _, value in captured.inputs:
-        known = tensors.get(id(value))
-        if known is not None:
-            program.append(known)
-        elif is_symbolic(value):
+    for _, value in joint.inputs:
+        if type(value) is Value:
+            program.append(tensors[value])
+        elif type(value) is Number:
             program.append(next(unused))
         else:
             program.append(script.names.literal(value))
@@ -37,8 +33,6 @@ def arranged(captured: Captured, forward: Boxed) -> Boxed:
     if given:
         script.line(f"{', '.join(given)}, = args")
         script.line("args.clear()")
-    run = script.names.name(forward, "forward")
+    run = script.names.name(forward.call, "forward")
     script.line(f"return {run}([{', '.join(program)}])")
-    function: Any = script.function("args")[0]
-    boxed: Boxed = function
-    return boxed
+    return Executable(script.function("args")[0])

@@ -14,75 +14,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.capture.components import Passage
-from aheadgrad.capture.exits import Exit
 from aheadgrad.conventions import ambient, outputs, updates
-from aheadgrad.facts.facts import Facts
-from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.conventions.assembly import Assembly, NodeCall
+from aheadgrad.emit.script import Namespace, Script
+from aheadgrad.joint.level import Target
 from aheadgrad.torchlayer.autograd import history_now, set_grad_enabled
 
 _PARAMETER = re.compile(r"\b[pm]\d")
-
-
-@dataclass(eq=False)
-class NodeCall:
-    """How one component's node is applied."""
-
-    apply: Callable[..., Any]
-    exits: list[int]
-    saved: list[str]
-    sizes: list[str]
-    targets: list[Any]
-    direct: bool = False
-    links: bool = False
-    watches: list[Any] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class Assembly:
-    """Everything that the entry function is made from."""
-
-    facts: Facts
-    exits: list[Exit]
-    inputs: int
-    forward: Callable[[list[Any]], list[Any]]
-    results: int
-    nodes: list[NodeCall]
-    view_results: frozenset[int]
-    grad_before: bool
-    inference: bool
-    autocast: AutocastState | None
-    in_graph_updates: frozenset[int] = frozenset()
-    members: tuple[str, ...] = ()
-    passages: list[Exit] = field(default_factory=list)
-    held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
-    returns: Callable[[list[str]], str] | None = None
-    used_before: tuple[str, ...] = ()  # leaves that are used before they change their shape out of sight
-    names: Namespace = field(default_factory=Namespace)
-    early: set[int] = field(default_factory=set)  # views that are made before the nodes that take them
-
-    @cached_property
-    def updated(self) -> dict[int, int]:
-        return updates.updated_exits(self)
-
-    @cached_property
-    def old_memory(self) -> dict[int, int]:
-        return updates.old_memory_exits(self)
-
-    @cached_property
-    def input_names(self) -> dict[int, str]:
-        """Names by input index; members of a shared base count down from -1."""
-        names = {i: f"p{i}" for i in range(self.inputs)}
-        names.update({-1 - k: name for k, name in enumerate(self.members)})
-        return names
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,13 +120,12 @@ def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
 
 def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
     results = [result_name(i) for i in range(a.results)]
-    inline = getattr(a.forward, "inline", None)
-    if inline is not None:
-        values = inline(script, params)
+    if a.forward.inline is not None:
+        values = a.forward.inline(script, params)
         if results:
             script.line(f"{', '.join(results)}, = {', '.join(values)},")
     else:
-        call = f"{script.names.name(a.forward, 'forward')}([{', '.join(params)}])"
+        call = f"{script.names.name(a.forward.call, 'forward')}([{', '.join(params)}])"
         script.line(f"{', '.join(results)}, = {call}" if results else call)
     for symbol, result in a.names.sizes.results.items() if a.names.sizes is not None else ():
         script.line(f"{symbol} = {result}")
@@ -239,21 +182,21 @@ def _exit_name(script: Script, a: Assembly, i: int) -> str:
     """The name of something that a node adopts; passages have no memory of their own."""
     if i < len(a.exits):
         return result_name(i)
-    passage, literal = a.passages[i - len(a.exits)].traced, script.names.literal
-    made = f"{literal(passage.shape)}, {literal((0,) * passage.dim())}, dtype={literal(passage.dtype)}"
+    passage, literal = a.passages[i - len(a.exits)], script.names.literal
+    made = f"{literal(passage.size)}, {literal((0,) * len(passage.size))}, dtype={literal(passage.dtype)}"
     empty = script.names.name(torch.empty_strided, "empty_strided")
     script.line(f"passage{i} = {empty}({made}, device={literal(passage.device)})")
     return f"passage{i}"
 
 
-def target_name(target: Any) -> str:
+def target_name(target: Target) -> str:
     """A node's input in the entry function."""
     if target.kind == "input":
         return f"p{target.index}"
     if target.kind == "view":
         return f"out{target.index}"
     if target.kind == "exit":
-        return f"passage{target.index}" if isinstance(target.leaf, Passage) else result_name(target.index)
+        return f"passage{target.index}" if target.passage else result_name(target.index)
     if target.kind == "inside":
-        return str(target.name)
+        return target.name
     return f"leaf_{target.kind}_{target.index}"

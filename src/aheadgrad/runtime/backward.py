@@ -12,10 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions.subclasses import tangent_pattern
+from aheadgrad.backends.contract import Executable
+from aheadgrad.conventions.wholes import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.lock import RECORDING
 
 Run = Callable[[list[Any]], list[Any]]
+Make = Callable[[tuple[Any, ...], AutocastState | None], tuple[Run, frozenset[int] | None]]
+"""Makes a program for tangents like these; with the positions of the saved tensors that it uses, if known."""
+
 MAX_LAYOUTS = 8
 
 
@@ -23,40 +28,47 @@ class Failure:
     """A backward that cannot be: it raises what eager raises."""
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        self.kind, self.args = type(error), error.args
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        raise type(self.error)(*self.error.args)
+        raise self.kind(*self.args)
 
 
 class Backward:
-    """Finds (or makes) the program for the tangents at hand."""
+    """Finds (or makes) the program for the tangents at hand. `usual` is that for the expected ones."""
 
     def __init__(
-        self,
-        expected: tuple[Any, ...],
-        compiled: Run | None,
-        make: Callable[[tuple[Any, ...], AutocastState | None], Run],
-        fixed_autocast: bool,
-        lock: Any,
+        self, expected: tuple[Any, ...], usual: Executable | None, make: Make, *, fixed_autocast: bool
     ) -> None:
         self.expected = expected
+        self.usual = usual
         self.make = make
         self.fixed_autocast = fixed_autocast
         self.programs: dict[Any, Run] = {}
-        self.used: dict[Any, frozenset[int]] = {}  # by pattern
-        if compiled is not None:
-            self.programs[(expected, None)] = compiled
+        self.used: dict[Any, frozenset[int] | None] = {}
         self.checking: Backward | None = None  # the same for anomaly mode
-        self._lock = lock
+        if usual is not None:
+            self.programs[(self.usual_pattern, None)] = usual.call
+
+    @property
+    def usual_pattern(self) -> tuple[Any, ...]:
+        return self.expected
+
+    def find(self, pattern: tuple[Any, ...], state: AutocastState | None) -> Run:
+        program = self.programs.get((pattern, state))
+        if program is None:
+            with RECORDING:
+                program = self.programs.get((pattern, state))
+                if program is None:
+                    program, used = self.make(pattern, state)
+                    self.programs[(pattern, state)] = program
+                    self.used[pattern] = used
+        return program
 
     def needs(self, tangents: tuple[Tensor | None, ...]) -> frozenset[int] | None:
         """Which saved tensors the program for these tangents uses, if that is known."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
-        state = None if self.fixed_autocast else autocast_state()
-        with self._lock:
-            if (pattern, state) not in self.programs:
-                self.programs[(pattern, state)] = self.make(pattern, state)
+        self.find(pattern, None if self.fixed_autocast else autocast_state())
         return self.used.get(pattern)
 
     def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
@@ -68,10 +80,7 @@ class Backward:
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
                     return self.run(saved, tuple(map(laid_out, tangents, self.expected)))
-            with self._lock:
-                program = self.programs.get((pattern, state))
-                if program is None:
-                    program = self.programs[(pattern, state)] = self.make(pattern, state)
+            program = self.find(pattern, state)
         args = [*saved, *(t for t in tangents if t is not None)]
         if state is None:
             return program(args)

@@ -1,4 +1,4 @@
-"""Recordings that assume something new about symbolic sizes: one for each set of sizes that comes along.
+"""Backwards that assume more about symbolic sizes than their entry: one for each set of sizes.
 
 The entry checks what its own recording assumed. A backward that is recorded later (a second derivative,
 a new pattern of tangents) may have to know more: autograd turns a size into a number when it divides by
@@ -11,68 +11,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aheadgrad.capture.higher import Level
-from aheadgrad.errors import CaptureError
-from aheadgrad.runtime.backward import Failure
-from aheadgrad.runtime.by_values import ByValues, attempt
-from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial, sizes_from
+import torch
+from torch import Tensor
+
+from aheadgrad.program.cut import Sizes
+from aheadgrad.program.values import Value
+from aheadgrad.runtime.by_values import ByValues
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.symbols import Number
 
 _MOST = 64  # sets of sizes that are remembered
 
 
-def record(level: Level, shapes: list[Any], tangents: int, make: Callable[[Sizes | None], Any]) -> Any:
-    """What `make` records, for any sizes if possible; else a `BySizes`, or for values a `ByValues`.
-
-    `shapes`: the traced values of what will be at hand, numbers and tensors, with the tangents last.
-    """
-    mode = level.session.mode
-    if mode.shape_env is None or level.fixed_sizes is not None:
-        fixed = None if mode.shape_env is None else level.fixed_sizes
-
-        def at_once() -> Any:
-            return make(None) if fixed is None else _with_numbers(level, fixed, make)
-
-        return attempt(level, shapes, tangents, at_once, make)
-    with on_trial(mode) as assumes_more:
-        try:
-            made = make(None)
-        except Exception as error:  # perhaps because of the symbols
-            made = Failure(error)
-        if not assumes_more() and not isinstance(made, Failure):
-            return made
-    if level.session.veiled:  # parts of subclasses will be at hand, not the wholes
-        raise CaptureError(_DIFFERENT_WAYS) from (made.error if isinstance(made, Failure) else None)
-    return BySizes(level, shapes, tangents, make)
-
-
 class BySizes:
-    """One recording per set of sizes, made when they first come along."""
+    """One recording per set of sizes, made when they first come along.
 
-    def __init__(
-        self, level: Level, shapes: list[Any], tangents: int, make: Callable[[Sizes | None], Any]
-    ) -> None:
-        self.level = level
+    `shapes`: numbers and values of what will be at hand, and behind them the sizes of the tangents.
+    """
+
+    def __init__(self, shapes: list[Any], make: Callable[[Sizes], Any]) -> None:
         self.shapes = shapes
-        self.tangents = tangents
         self.make = make
         self.made: dict[frozenset[Any], Any] = {}
 
     def find(self, at_hand: list[Any]) -> Any:
-        sizes = sizes_from(zip(self.shapes, at_hand, strict=True))
+        sizes = sizes_from(self.shapes, at_hand)
         key = frozenset(sizes.items())
-        with self.level.session.lock:
+        with RECORDING:
             if key not in self.made:
                 if len(self.made) >= _MOST:
                     self.made.pop(next(iter(self.made)))
-                self.made[key] = self._make(sizes)
+                self.made[key] = self.make(sizes)
             made = self.made[key]
         return made.find(at_hand) if isinstance(made, ByValues) else made
-
-    def _make(self, sizes: Sizes) -> Any:
-        def at_once() -> Any:
-            return _with_numbers(self.level, sizes, self.make)
-
-        return attempt(self.level, self.shapes, self.tangents, at_once, self.make)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """As a program of all that is at hand."""
@@ -80,17 +51,20 @@ class BySizes:
         return out
 
 
-def _with_numbers(level: Level, sizes: Sizes, make: Callable[[Sizes | None], Any]) -> Any:
-    mode = level.session.mode
-    with as_numbers(mode, sizes):
-        before = assumptions(mode)
-        made = make(sizes)
-        if assumptions(mode) != before:
-            raise CaptureError(_DIFFERENT_WAYS)
-    return made
+def sizes_from(shapes: list[Any], at_hand: list[Any]) -> dict[Any, int | float]:
+    """What symbols stand for, by values and the real tensors and numbers in their place."""
+    found: dict[Any, int | float] = {}
+    for shape, real in zip(shapes, at_hand, strict=True):
+        numbers: Any = [(shape, real)]
+        if type(shape) is Value:
+            numbers = zip(shape.type.numbers, _numbers(real), strict=True)
+        elif isinstance(shape, tuple):
+            numbers = zip(shape, real.size(), strict=True)
+        for number, now in numbers:
+            if type(number) is Number and number.expr.is_Symbol:
+                found[number.expr] = number.kind(now)
+    return found
 
 
-_DIFFERENT_WAYS = (
-    "This backward takes different ways for different sizes, and not all of them are known when it runs. "
-    "Compile with dynamic=False, or differentiate all outputs together."
-)
+def _numbers(t: Tensor) -> tuple[Any, ...]:
+    return (*t.size(), *((*t.stride(), t.storage_offset()) if t.layout is torch.strided else (0,)))

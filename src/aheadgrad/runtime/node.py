@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions.subclasses import tangent_test
+from aheadgrad.backends.contract import Executable
+from aheadgrad.conventions.wholes import tangent_test
+from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure
-from aheadgrad.runtime.emit import Namespace, Script
-from aheadgrad.runtime.fates import BACKWARD_TWICE, free_below
+from aheadgrad.runtime.freeing import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
 
 if TYPE_CHECKING:
-    from aheadgrad.runtime.higher import Higher
+    from aheadgrad.runtime.differentiable import Higher
 
 
 def make_node(
@@ -216,7 +217,7 @@ def _backward(
                 script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
     if sizes:
         script.line("saved = [*ctx.sizes, *saved]")
-    usual = backward.programs.get((backward.expected, None))
+    usual = backward.usual if type(backward) is Backward else None
     if usual is not None:
         tests = [
             tangent_test(names, t, expected) for t, expected in zip(tangents, backward.expected, strict=True)
@@ -251,17 +252,16 @@ def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inpu
     return list(backward.run(saved, tangents))
 
 
-def _usual(script: Script, run: Any, tangents: list[str], saved: int, arrange: Arrangement) -> None:
+def _usual(script: Script, run: Executable, tangents: list[str], saved: int, arrange: Arrangement) -> None:
     """All tangents are there and laid out as expected: the program's own lines, where it has them."""
-    inline = getattr(run, "inline", None)
-    if inline is None:
-        call = f"{script.names.name(run, 'backward')}([*saved, {', '.join(tangents)}])"
+    if run.inline is None:
+        call = f"{script.names.name(run.call, 'backward')}([*saved, {', '.join(tangents)}])"
         script.line(f"return {script.names.name(arrange, 'arrange')}.spread({call})")
         return
     places = [f"s{i}" for i in range(saved)]
     if places:
         script.line(f"{', '.join(places)}, = saved")
-    results = inline(script, [*places, *tangents])
+    results = run.inline(script, [*places, *tangents])
     script.line(f"return {arrange.text(results)}")
 
 

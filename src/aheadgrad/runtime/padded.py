@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from aheadgrad.joint.level import Exit
 
 Run = Callable[[list[Any]], list[Any]]
 
 
-def padded(run: Run, outputs: list[Tensor], expected: tuple[Any, ...], pattern: tuple[Any, ...]) -> Run:
+def padded(run: Run, outputs: list[Exit], expected: tuple[Any, ...], pattern: tuple[Any, ...]) -> Run:
     """`run` takes the saved values and all tangents, laid out as expected; the result, those present."""
-    kinds = [(tuple(t.size()), t.dtype, t.device) for t in outputs]
+    kinds = [(e.size, e.dtype, e.device) for e in outputs]
     present = sum(p is not None for p in pattern)
 
     def full(args: list[Any]) -> list[Any]:

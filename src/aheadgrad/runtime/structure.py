@@ -6,7 +6,7 @@ import functools
 from itertools import islice
 from typing import Any
 
-from aheadgrad.runtime.emit import Namespace
+from aheadgrad.emit.script import Namespace
 from aheadgrad.torchlayer import trees as pytree
 
 _BRACKETS = {tuple: "({})", list: "[{}]", dict: "{{{}}}"}

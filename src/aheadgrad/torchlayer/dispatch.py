@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = [
     "is_view_op",
     "no_function_modes",
     "only_overload",
+    "op_named",
     "python_dispatcher",
     "schema_of",
     "transform_level",
@@ -104,14 +106,17 @@ def dual_level() -> int:
     return int(forward_ad._current_level)
 
 
+@functools.cache
 def is_random(op: object) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
+@functools.cache
 def is_mutable(op: object) -> bool:
     return isinstance(op, OpOverload) and op._schema.is_mutable
 
 
+@functools.cache
 def is_view_op(op: object) -> bool:
     if not isinstance(op, OpOverload):
         return False
@@ -135,6 +140,16 @@ def only_overload(op: Any) -> Any:
         return op
     names = op.overloads()
     return getattr(op, names[0]) if len(names) == 1 else op
+
+
+def op_named(name: str) -> Any:
+    """An op by its full name, `aten.mul.Tensor`, or that of an operator that takes functions, `cond`."""
+    if "." not in name:
+        return getattr(torch.ops.higher_order, name)
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def schema_of(op: OpOverload) -> Any:

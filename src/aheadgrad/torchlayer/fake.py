@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import (
@@ -22,13 +23,17 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     StatelessSymbolicContext,
 )
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from aheadgrad.torchlayer.lock import here
+from aheadgrad.torchlayer.symbols import Number
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
     "FakeTensor",
     "FakeTensorMode",
+    "Fakes",
     "GuardOnDataDependentSymNode",
     "fake_like",
     "is_fake_mode_on",
@@ -105,9 +110,7 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     if isinstance(offset, int) and offset == 0:
         meta = torch.empty_strided(size, stride, dtype=t.dtype, device="meta")
     else:
-        empty = any(type(n) is int and n == 0 for n in size)  # symbols are never 0
-        last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        length = 0 if empty else last + 1
+        length = _reach(size, stride, offset)
         if not isinstance(t, FakeTensor) and t.device.type != "meta" and isinstance(length, int):
             length = max(length, t.untyped_storage().nbytes() // t.element_size())
         meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(size, stride, offset)
@@ -117,6 +120,13 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     if t.is_neg():
         meta = torch._neg_view(meta).detach()
     return FakeTensor(mode, meta, device)
+
+
+def _reach(size: Any, stride: Any, offset: Any) -> Any:
+    """How many elements a storage has to hold."""
+    if any(type(n) is int and n == 0 for n in size):  # symbols are never 0
+        return 0
+    return 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def symbolic_like(
@@ -159,3 +169,63 @@ def marked_sizes(t: Tensor) -> tuple[set[int], set[int]]:
     )
     dynamic |= set(marks.get("_dynamo_unbacked_indices", ()))
     return dynamic, set(marks.get("_dynamo_static_indices", ()))
+
+
+class Fakes:
+    """Makes fake tensors and symbolic numbers from values, in a given mode or in one of its own."""
+
+    def __init__(self, mode: FakeTensorMode | None, numbers: Iterable[Number]) -> None:
+        numbers = list(numbers)
+        self.mode = mode or new_mode(dynamic=bool(numbers))
+        env = self.mode.shape_env
+        self.env = env
+        self._made: dict[Number, Any] = {}
+        if mode is None and env is not None:
+            known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+            for n in numbers:
+                for symbol in n.expr.free_symbols:
+                    env.var_to_range.setdefault(symbol, ValueRanges(2, int_oo))
+                if n.expr.is_Symbol and n.hint is not None:
+                    known[n.expr] = sympy.sympify(n.hint)
+
+    def number(self, value: Any) -> Any:
+        """One of torch's symbolic numbers for one of ours."""
+        if type(value) is not Number:
+            return value
+        if value not in self._made:
+            assert self.env is not None
+            make: Any = {int: self.env.create_symintnode, float: self.env.create_symfloatnode}.get(
+                value.kind, self.env.create_symboolnode
+            )
+            self._made[value] = make(value.expr) if value.kind is bool else make(value.expr, hint=value.hint)
+        return self._made[value]
+
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        size: Any,
+        stride: Any,
+        offset: Any,
+        device: torch.device,
+        *,
+        layout: torch.layout,
+        conj: bool,
+        neg: bool,
+        base: FakeTensor | None,
+    ) -> FakeTensor:
+        """A fake tensor of this kind, in memory of its own or in that of another one."""
+        size, stride = [self.number(n) for n in size], [self.number(n) for n in stride]
+        offset = self.number(offset)
+        if layout is not torch.strided:
+            return FakeTensor(self.mode, torch.empty(size, dtype=dtype, layout=layout, device="meta"), device)
+        if base is not None and base.layout is torch.strided:
+            meta = torch.empty(0, dtype=dtype, device="meta")
+            meta.set_(base.untyped_storage(), offset, size, stride)
+        elif isinstance(offset, int) and offset == 0:
+            meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        else:
+            meta = torch.empty(_reach(size, stride, offset), dtype=dtype, device="meta")
+            meta = meta.as_strided(size, stride, offset).detach()
+        meta = meta.conj().detach() if conj else meta
+        meta = torch._neg_view(meta).detach() if neg else meta
+        return FakeTensor(self.mode, meta, device)

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.assumptions import hints_of
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel
-from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
+from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic, size_hint
 
 Choice = dict[Any, sympy.Integer]
 _MOST_DIMENSIONS = 6
@@ -77,6 +77,12 @@ def dense_strides(size: tuple[Any, ...], order: tuple[int, ...]) -> tuple[Any, .
         strides[d] = step
         step = step * size[d]
     return tuple(strides)
+
+
+def order_of(stride: Any) -> tuple[int, ...]:
+    """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
+    strides = [size_hint(s) for s in stride]
+    return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
 def same_numbers(one: Any, other: Any) -> bool:

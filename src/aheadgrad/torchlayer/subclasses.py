@@ -11,7 +11,7 @@ from them (`__tensor_unflatten__`). Its `Form` is everything but the inner tenso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,17 @@ from torch.utils._mode_utils import no_dispatch
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.symbols import is_ragged
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 _NO_DISPATCH = torch._C._disabled_torch_dispatch_impl
 _KEPT_KEYS = torch._C._additional_keys_to_prop_for_wrapper_tensors
+make_wrapper: Any = Tensor._make_wrapper_subclass
+
+
+def dispatch_keys(t: Tensor) -> int:
+    """Whom the dispatcher asks about a tensor, as one number."""
+    return int(torch._C._dispatch_keys(t).raw_repr())
 
 
 def is_plain(t: Tensor) -> bool:
@@ -202,11 +209,6 @@ class Form:
         return found
 
 
-def is_ragged(number: Any) -> bool:
-    """A size that stands for the lengths of a jagged dimension."""
-    return isinstance(number, torch.SymInt) and bool(number.node.is_nested_int())
-
-
 def _comparable(numbers: Any) -> tuple[Any, ...]:
     return tuple("ragged" if is_ragged(n) else n for n in numbers)
 
@@ -273,7 +275,7 @@ def build(form: Form, parts: Iterator[Any]) -> Tensor:
 class Bundle:
     """What a traced subclass holds at some moment: its form and its parts' values."""
 
-    def __init__(self, form: Form, parts: list[Tensor]) -> None:
+    def __init__(self, form: Form, parts: Sequence[Any]) -> None:
         self.form = form
         self.parts = parts
 

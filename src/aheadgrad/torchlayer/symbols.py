@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -24,17 +25,70 @@ aten = torch.ops.aten
 _SIZE, _STRIDE, _OFFSET = aten.sym_size.int, aten.sym_stride.int, aten.sym_storage_offset.default
 
 
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A symbolic number as a value, without the environment that torch's own kind lives in.
+
+    `hint` is what the number was when it was recorded, None if values decide it.
+    """
+
+    expr: Any
+    kind: type = int
+    hint: Any = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.expr)
+
+    def __repr__(self) -> str:
+        return str(self.expr)
+
+
 def is_symbolic(value: Any) -> bool:
-    return isinstance(value, SymInt | SymFloat | SymBool)
+    return isinstance(value, SymInt | SymFloat | SymBool | Number)
 
 
 def expression(value: Any) -> Any:
     """The expression behind a symbolic number, with all that is known by now put in."""
-    return value.node.expr
+    return value.expr if type(value) is Number else value.node.expr
+
+
+def frozen_number(value: Any) -> Any:
+    """One of torch's symbolic numbers as a value: a plain number, if by now only one is possible."""
+    if type(value) is Number or is_ragged(value):
+        return value
+    constant = constant_of(value)
+    return as_number(value) if constant is None else constant
+
+
+def as_number(value: Any) -> Number:
+    """The same, for a number that is given at each call, whatever it may be."""
+    kind = int if isinstance(value, SymInt) else float if isinstance(value, SymFloat) else bool
+    return Number(expression(value), kind, value.node.hint)
+
+
+class Shape(tuple[Any, ...]):
+    """A `torch.Size` of symbolic numbers as values, which torch's own class does not take."""
+
+    __slots__ = ()
+
+
+def frozen_numbers(values: Any) -> tuple[Any, ...]:
+    return tuple(n if type(n) is int else frozen_number(n) if is_symbolic(n) else n for n in values)
+
+
+def with_numbers(value: Any, sizes: Mapping[Any, Any]) -> Any:
+    """A symbolic number where symbols stand for these numbers."""
+    expr = value.expr.xreplace({s: sympy.sympify(n) for s, n in sizes.items()})
+    return Number(expr, value.kind, value.hint) if expr.free_symbols else value.kind(expr)
+
+
+def is_ragged(number: Any) -> bool:
+    """A size that stands for the lengths of a jagged dimension."""
+    return isinstance(number, SymInt) and bool(number.node.is_nested_int())
 
 
 def free_symbols(value: Any) -> set[Any]:
-    """The symbols of a SymInt, a tensor's sizes, or a nest of such."""
+    """The symbols of a symbolic number, a tensor's sizes, or a nest of such."""
     if is_symbolic(value):
         return set(expression(value).free_symbols)
     if isinstance(value, Tensor):
@@ -65,12 +119,17 @@ def symbols_of_numbers(value: Any) -> set[Any]:
 
 def size_hint(value: Any) -> int:
     """The number that a symbolic size is, or else had when it was recorded; `typical` if it had none."""
-    if not isinstance(value, SymInt):
+    if not isinstance(value, SymInt | Number):
         return int(value)
     constant = constant_of(value)
     if constant is not None:
         return int(constant)
-    return int(typical(value) if value.node.hint is None else value.node.hint)
+    hint = _hint(value)
+    return int(typical(value) if hint is None else hint)
+
+
+def _hint(value: Any) -> Any:
+    return value.hint if type(value) is Number else value.node.hint
 
 
 def typical(value: Any) -> Any:
@@ -79,10 +138,12 @@ def typical(value: Any) -> Any:
     It is what the size would be if each of its symbols stood for some large number, another for each.
     Any other number is returned as it is.
     """
-    if not isinstance(value, SymInt) or value.node.hint is not None or constant_of(value) is not None:
+    if not isinstance(value, SymInt | Number) or _hint(value) is not None or constant_of(value) is not None:
         return value
-    env = value.node.shape_env
-    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    known: dict[Any, Any] = {}
+    if isinstance(value, SymInt):
+        env = value.node.shape_env
+        known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     expr = expression(value)
     return int(expr.xreplace({s: known.get(s, _large(s)) for s in expr.free_symbols}))
 
@@ -102,20 +163,21 @@ def _large(symbol: Any) -> Any:
 
 def number_hint(value: Any) -> int | float:
     """The same for a number of either kind."""
-    if not isinstance(value, SymFloat):
+    if not isinstance(value, SymFloat) and getattr(value, "kind", int) is not float:
         return size_hint(value)
     constant = constant_of(value)
-    return float(value.node.hint if constant is None else constant)
+    return float(_hint(value) if constant is None else constant)
 
 
 def constant_of(value: Any) -> Any:
     """The plain number, if by now only one is possible; None otherwise."""
     expr = expression(value)
-    if isinstance(value, SymBool):
+    kind = getattr(value, "kind", None)
+    if isinstance(value, SymBool) or kind is bool:
         return bool(expr) if expr.is_Boolean and not expr.free_symbols else None
     if not expr.is_number:
         return None
-    return int(expr) if isinstance(value, SymInt) else float(expr)
+    return int(expr) if isinstance(value, SymInt) or kind is int else float(expr)
 
 
 MODULES: dict[str, Any] = {"math": math, "torch": torch}  # what `python_text` may refer to
@@ -128,13 +190,21 @@ def python_text(expr: Any) -> str:
     return str(PythonPrinter().doprint(expr))
 
 
-def places(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
+def symbolic_numbers(value: Tensor) -> list[tuple[Any, tuple[Any, ...], Any]]:
     """Where a tensor shows numbers: `(op, further arguments, number)`, sizes first."""
+    strided = value.layout is torch.strided
+    return shown_by(
+        value.size(), value.stride() if strided else None, value.storage_offset() if strided else 0
+    )
+
+
+def shown_by(size: Any, stride: Any, offset: Any) -> list[tuple[Any, tuple[Any, ...], Any]]:
+    """As `symbolic_numbers`, by what a tensor looks like; no strides if it is not strided."""
     found: list[tuple[Any, tuple[Any, ...], Any]] = []
-    found += [(_SIZE, (d,), n) for d, n in enumerate(value.size())]
-    if value.layout is torch.strided:
-        found += [(_STRIDE, (d,), n) for d, n in enumerate(value.stride())]
-        found.append((_OFFSET, (), value.storage_offset()))
+    found += [(_SIZE, (d,), n) for d, n in enumerate(size)]
+    if stride is not None:
+        found += [(_STRIDE, (d,), n) for d, n in enumerate(stride)]
+        found.append((_OFFSET, (), offset))
     return [p for p in found if is_symbolic(p[2])]
 
 
@@ -192,62 +262,24 @@ class _Arithmetic(GraphAppendingTracer):
 
 
 class SymbolNodes:
-    """Nodes for symbols and expressions in one graph, made when first needed.
+    """Nodes for symbolic numbers in one graph: those that are `known` by their expression, and what is
+    computed from them. `fresh` gives names."""
 
-    `name` gives a size the same name in all graphs of one trace, `fresh` gives new ones; `on` tells
-    whether there are symbols at all.
-    """
-
-    def __init__(
-        self, graph: fx.Graph, name: Callable[[Any, Any], str], fresh: Callable[[str], str], *, on: bool
-    ) -> None:
+    def __init__(self, graph: fx.Graph, fresh: Callable[[str], str]) -> None:
         self.graph = graph
-        self.on = on
-        self.name = name
         self.fresh = fresh
         self.known: dict[Any, fx.Node] = {}
-        self.sources: dict[Any, tuple[Any, Any, tuple[Any, ...], Any]] = {}
 
-    def learn_number(self, value: Any, node: fx.Node) -> None:
-        if is_symbolic(value):
-            self.known.setdefault(expression(value), node)
-
-    def learn_tensor(self, value: Tensor, node: fx.Node | Callable[[], fx.Node]) -> None:
-        """`node` stands for a tensor, or makes the node that does."""
-        if not self.on:
-            return
-        for op, args, number in places(value):
-            self.sources.setdefault(expression(number), (node, op, args, number))
-
-    def node(self, value: Any) -> Any:
-        """A node for a symbolic number (or the number itself, if only one is possible)."""
-        constant = constant_of(value)
-        if constant is not None:
-            return constant
-        made = self._of_expression(expression(value))
-        made.meta.setdefault("val", value)
-        return made
-
-    def _of_expression(self, expr: Any) -> fx.Node:
-        if expr not in self.known:
-            self.known[expr] = self._read(expr) if expr in self.sources else self._computed(expr)
-        return self.known[expr]
-
-    def _read(self, expr: Any) -> fx.Node:
-        tensor, op, args, number = self.sources[expr]
-        tensor = tensor if isinstance(tensor, fx.Node) else tensor()
-        node = self.graph.create_node("call_function", op, (tensor, *args), name=self.name(expr, op))
-        node.meta["val"] = number
-        return node
-
-    def _computed(self, expr: Any) -> fx.Node:
+    def node(self, value: Number) -> fx.Node:
         from torch.utils._sympy.interp import sympy_interp
 
-        missing = [s for s in expr.free_symbols if s not in self.known and s not in self.sources]
-        if missing:
-            raise AssertionError(f"no input of this program provides the size {missing[0]}")
-        tracer = _Arithmetic(self.graph, self.fresh)
-        env = {s: Proxy(self._of_expression(s), tracer) for s in expr.free_symbols}
-        with _quiet():
-            node: fx.Node = sympy_interp(_arithmetic(), env, expr).node
-        return node
+        expr = value.expr
+        if expr not in self.known:
+            missing = [s for s in expr.free_symbols if s not in self.known]
+            if missing:
+                raise AssertionError(f"no input of this program provides the size {missing[0]}")
+            tracer = _Arithmetic(self.graph, self.fresh)
+            env = {s: Proxy(self.known[s], tracer) for s in expr.free_symbols}
+            with _quiet():
+                self.known[expr] = sympy_interp(_arithmetic(), env, expr).node
+        return self.known[expr]

@@ -1,0 +1,121 @@
+"""What a backend is asked for, and what it gives.
+
+    def mine(request: Request) -> Executable: ...
+
+A request has the program, as an FX module of the backend's own (`request.module`: nobody else holds it, and
+its fake tensors are new) and as the ops themselves (`request.program`). An executable takes its arguments in
+a list, which it may empty, so that they are freed as soon as they have been used.
+Nothing is passed through globals.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import fx
+
+from aheadgrad.program.doors import example_inputs, module_of
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Buffer, NoGradient, Parameter, Saved, Signature, Tangent
+from aheadgrad.program.values import Value
+from aheadgrad.torchlayer.fake import FakeTensorMode
+
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One program to compile; `mode` is the fake mode that its graph's tensors are to live in."""
+
+    program: Program
+    mode: FakeTensorMode | None = None
+
+    @property
+    def role(self) -> str:
+        """ "forward", "backward" or "inference"."""
+        return self.program.role
+
+    @property
+    def signature(self) -> Signature:
+        return self.program.signature
+
+    @cached_property
+    def module(self) -> fx.GraphModule:
+        return module_of(self.program, self.mode)
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+    def example_inputs(self) -> list[Any]:
+        return example_inputs(self.module)
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        """Inputs that stay where they are from call to call: parameters and buffers."""
+        return tuple(i for i, p in enumerate(self.program.inputs) if isinstance(p.slot, Parameter | Buffer))
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """Inputs of a backward that nobody else needs, if the graph is not kept: what its forward made."""
+        inputs = enumerate(self.program.inputs)
+        kept = [(i, p.value) for i, p in inputs if isinstance(p.slot, Saved) and type(p.value) is Value]
+        return tuple(i for i, value in kept if value.op is not None)
+
+    @property
+    def tangent_strides(self) -> tuple[tuple[Any, ...], ...]:
+        """How the tangents of a backward are laid out."""
+        inputs = self.program.inputs
+        return tuple(p.value.type.stride for p in inputs if isinstance(p.slot, Tangent))
+
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """`call` takes a list and returns one. `strides` are those of its results, where they are known to be
+    others than the program says. `inline(script, places)` writes its lines into a script, for callers that
+    generate code."""
+
+    call: Boxed
+    strides: tuple[Any, ...] | None = None
+    inline: Callable[..., list[str]] | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return self.call(args)
+
+
+class Later:
+    """Something callable that is made when it is first called: many forwards never see a backward."""
+
+    def __init__(self, make: Callable[[], Boxed]) -> None:
+        self._make: Callable[[], Boxed] | None = make
+        self._made: Boxed | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    assert self._make is not None
+                    self._made, self._make = self._make(), None
+        return self._made(args)
+
+
+Backend = Callable[[Request], Any]
+
+
+def only_gradients(program: Program, run: Executable) -> Executable:
+    """Without the results that are no gradients: `NoGradient` slots, which are None."""
+    kinds = program.signature.outputs
+    kept = [i for i, slot in enumerate(kinds) if not isinstance(slot, NoGradient)]
+    if len(kept) == len(kinds):
+        return run
+
+    def gradients_only(args: list[Any]) -> list[Any]:
+        results = run.call(args)
+        return [results[i] for i in kept]
+
+    return Executable(gradients_only)

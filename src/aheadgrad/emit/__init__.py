@@ -1,0 +1,1 @@
+"""Generated code: scripts, calls of ops, the body of a program."""

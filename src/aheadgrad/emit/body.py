@@ -1,0 +1,124 @@
+"""A program's ops as lines of Python.
+
+Each value is dropped after its last use, so that memory is freed as early as in eager.
+"""
+
+from __future__ import annotations
+
+import keyword
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from aheadgrad.emit.calls import callee
+from aheadgrad.emit.script import Namespace, Script
+from aheadgrad.program.program import Program
+from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
+
+_AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
+
+
+def write_body(
+    program: Program, script: Script, places: list[str], *, keep_places: bool = False
+) -> list[str]:
+    """Writes the program's lines on the given local names; returns expressions for its results."""
+    return _Body(program, script, places, keep_places).write()
+
+
+def local_name(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) or name == "args" else name
+
+
+class _Body:
+    def __init__(self, program: Program, script: Script, places: list[str], keep_places: bool) -> None:
+        self.program = program
+        self.script = script
+        self.space: Namespace = script.names
+        self.names: dict[Value, str] = {}
+        self.numbers: dict[Any, str] = {}  # by expression
+        for port, place in zip(program.inputs, places, strict=True):
+            if type(port.value) is Value:
+                self.names.setdefault(port.value, place)
+            elif type(port.value) is Number:
+                self.numbers.setdefault(port.value.expr, place)
+        self.stay = set(self.names) if keep_places else set()
+
+    def write(self) -> list[str]:
+        dropped = self._last_uses()
+        for op in self.program.ops:
+            self._op(op)
+            dead = [self.names[v] for v in dropped.get(op, ()) if v not in self.stay]
+            if dead:
+                self.script.line(f"del {', '.join(dead)}")
+        return [self._argument(r) for r in self.program.results]
+
+    def _op(self, op: Op) -> None:
+        name = local_name(op.name)
+        self.script.line(f"{name} = {self._call(op)}")
+        if type(op.out) is Value:
+            self.names[op.out] = name
+        elif type(op.out) is Number:
+            self.numbers.setdefault(op.out.expr, name)
+        elif type(op.out) is tuple:
+            for k, v in enumerate(op.out):
+                if type(v) is Value and v in self.used:
+                    self.names[v] = local_name(v.name)
+                    self.script.line(f"{self.names[v]} = {name}[{k}]")
+            self.script.line(f"del {name}")
+
+    def _last_uses(self) -> dict[Op, list[Value]]:
+        """After which op each value can be dropped."""
+        seen = {v for v in self.program.results if type(v) is Value}
+        dropped: dict[Op, list[Value]] = {}
+        for op in reversed(self.program.ops):
+            for v in op.uses:
+                if v not in seen:
+                    seen.add(v)
+                    dropped.setdefault(op, []).append(v)
+            if type(op.out) is Value and op.out not in seen:
+                dropped.setdefault(op, []).append(op.out)
+        self.used = seen
+        return dropped
+
+    def _call(self, op: Op) -> str:
+        function, hint = callee(op.target)
+        args = [self._argument(a) for a in op.args]
+        if op.target is _AS_STRIDED_SCATTER:
+            args[0] += ".detach()"  # its kernel refuses what requires grad, even without grad mode
+        args += [f"{k}={self._argument(v)}" for k, v in op.kwargs.items()]
+        return f"{self.space.name(function, f'f_{hint}')}({', '.join(args)})"
+
+    def _argument(self, value: Any) -> str:
+        kind = type(value)
+        if kind is Value:
+            return self.names[value]
+        if kind is Number:
+            return self._number(value)
+        if isinstance(value, list | tuple) and _is_open(value):
+            inside = ", ".join(map(self._argument, value))
+            return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self._argument(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list | tuple):
+            value = list(value) if isinstance(value, list) else tuple(value)
+        if isinstance(value, Tensor):
+            return self.space.name(value, "constant")
+        return self.space.literal(value)
+
+    def _number(self, value: Number) -> str:
+        known = self.numbers.get(value.expr)
+        if known is not None:
+            return known
+        self.space.values.update(MODULES)
+        symbols = {s: sympy.Symbol(self.numbers[s], **s.assumptions0) for s in value.expr.free_symbols}
+        return f"({python_text(value.expr.xreplace(symbols))})"
+
+
+def _is_open(value: Any) -> bool:
+    """Does this hold a value, or a number?"""
+    if type(value) is Value or type(value) is Number:
+        return True
+    return isinstance(value, list | tuple) and any(_is_open(v) for v in value)

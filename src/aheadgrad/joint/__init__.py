@@ -1,0 +1,1 @@
+"""What a recording is lowered to: entrances, exits, components and gradients, as values."""

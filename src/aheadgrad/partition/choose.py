@@ -1,0 +1,178 @@
+"""The default partition: save exactly what the backward uses of the forward.
+
+The forward computes what the outputs need; whatever of that the backward uses is saved, and
+nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from aheadgrad.joint.level import Component, Gradients
+from aheadgrad.partition.saved import SavedSet, SavedValue
+from aheadgrad.program.cut import Cutter
+from aheadgrad.program.tape import Tape
+from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
+from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.subclasses import values_of
+from aheadgrad.torchlayer.symbols import Number
+
+Used = dict[Value, str]
+"""Values that a backward takes, each with what uses it there."""
+
+
+def choose(
+    cutter: Cutter,
+    inputs: Sequence[Port],
+    leaving: Iterable[Any],
+    gradients: Gradients,
+    changed: Iterable[Value] = (),
+    *,
+    moves: bool,
+) -> SavedSet:
+    """What the forward keeps for one backward. `changed` are inputs that the call overwrites.
+
+    `moves`: ops whose results only the backward uses move there, as in torch's default partition; otherwise
+    they run where eager runs them.
+    """
+    tape = cutter.tape
+    given = {p.value for p in inputs if type(p.value) is Value}
+    here = _in_forward(cutter, leaving, given, set(changed), moves=moves)
+    as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
+    used, _ = walk_backward(cutter, gradients, here, as_numbers)
+    for value in kept_by_eager(tape, gradients.component, used):
+        whole = at_hand(tape, value, given, here)
+        if whole is not None:
+            used.setdefault(whole, "derivatives of higher order")
+    place: dict[Any, int] = {}
+    for i, port in enumerate(inputs):
+        place.setdefault(port.value if type(port.value) is Value else None, i)
+    saved = [
+        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, f"used by {user}") for v, user in used.items()
+    ]
+    saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
+    return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
+
+
+def _in_forward(
+    cutter: Cutter, leaving: Iterable[Any], given: set[Value], changed: set[Value], *, moves: bool
+) -> set[int]:
+    """The ops that run in the forward."""
+    found, _ = cutter.needed(leaving, given, {"forward", "write"})
+    for i, op in enumerate(cutter.tape.ops):
+        if op.phase != "forward":
+            continue
+        if changed and any(v in changed for v in op.uses):  # read before it is overwritten: then or never
+            found.add(i)
+            changed.update(op.values)
+        if not moves and not is_view_op(op.target):
+            found.add(i)
+    return found
+
+
+def walk_backward(
+    cutter: Cutter,
+    gradients: Gradients,
+    here: Collection[int],
+    given: Collection[Any],
+    boundary: Collection[Value] = (),
+) -> tuple[Used, set[int]]:
+    """Walks from gradients to the values that they rest on: made `here` (by these ops), or in the boundary.
+
+    Returns these values, and the ops that the backward runs. `given` are the symbols that come as numbers;
+    any other has to come from the tensor whose size it is.
+    """
+    tape = cutter.tape
+    tangents = {v for t in gradients.tangents if t is not None for v in values_of(t)}
+    used: Used = {}
+    runs: set[int] = set()
+    sized: set[Any] = set()
+    stack: list[tuple[Value, str]] = [
+        (v, "a gradient") for g in gradients.grads for v in values_of(g) if v is not None
+    ]
+    for i, op in enumerate(tape.ops):
+        if op.keep and op.phase == gradients.phase:
+            runs.add(i)
+            stack.extend((v, op.name) for v in op.uses)
+    while stack:
+        value, user = stack.pop()
+        if type(value) is not Value:
+            continue
+        value = cutter.source(value)
+        if value in tangents:
+            continue
+        if value.op is None or value.op in here or value in boundary:
+            used.setdefault(value, user)
+        elif value.op not in runs:
+            runs.add(value.op)
+            op = tape.ops[value.op]
+            stack.extend((v, op.name) for v in op.uses)
+            for symbol in cutter.made_numbers((op.args, op.kwargs)) - sized:
+                sized.add(symbol)
+                if symbol not in given:
+                    by = next((i for i in tape.makers[symbol] if i in here), None)
+                    by = tape.maker(symbol, {gradients.phase}) if by is None else by
+                    stack.extend((v, op.name) for v in _showing(tape.ops[by].values, symbol))
+    return used, runs
+
+
+def kept_by_eager(tape: Tape, component: Component, used: Iterable[Value]) -> list[Value]:
+    """What eager keeps for derivatives of higher order and a backward does not use anyway."""
+    known = set(used)
+    return [v for v in component.keeps if not any(w in known for w in tape.views_back(v))]
+
+
+def at_hand(tape: Tape, value: Value, given: Collection[Value], here: Collection[int]) -> Value | None:
+    """The value, or what it is a view of, if given or made by one of these ops."""
+    return next(
+        (v for v in tape.views_back(value) if v in given or (v.op is not None and v.op in here)), None
+    )
+
+
+def _showing(values: Iterator[Value], symbol: Any) -> list[Value]:
+    """The first of these tensors whose size a symbol is."""
+    return [v for v in values if any(n.expr == symbol for *_, n in v.type.shown())][:1]
+
+
+def _sizes(
+    cutter: Cutter, inputs: Sequence[Port], gradients: Gradients, saved: list[SavedValue]
+) -> tuple[tuple[str, Any], ...]:
+    """Each symbol that the backward needs is saved as a number."""
+    tape = cutter.tape
+    if not tape.sized:
+        return ()
+    tangents = [v for t in gradients.tangents if t is not None for v in values_of(t)]
+    given = [s.value for s in saved] + tangents
+    needed = free_symbols(given)
+    grads = [v for g in gradients.grads for v in values_of(g)]
+    for i in cutter.needed(grads, set(given), {gradients.phase})[0]:
+        needed |= free_symbols(numbers_in((tape.ops[i].args, tape.ops[i].kwargs)))
+    if not needed:
+        return ()
+    known = providers(tape, inputs)
+    return tuple(known[s] for s in sorted(needed, key=str) if s in known)
+
+
+def providers(tape: Tape, inputs: Sequence[Port]) -> dict[Any, tuple[str, Any]]:
+    """Which number of the inputs is which symbol, and what it is called: numbers given come first."""
+    found: dict[Any, tuple[str, Any]] = {}
+    for port in inputs:
+        if type(port.value) is Number:
+            found.setdefault(port.value.expr, (port.name, port.value))
+    for port in inputs:
+        for op, _, number in port.value.type.shown() if type(port.value) is Value else ():
+            if number.expr not in found:
+                found[number.expr] = (tape.naming.of_size(number.expr, op), number)
+    for expr in tape.makers:
+        made = tape.ops[tape.maker(expr, None)]
+        if made.phase != "forward":
+            continue
+        if type(made.out) is Number:
+            found.setdefault(expr, (made.name, made.out))
+        elif expr not in found:
+            for op, _, number in (shown for v in made.values for shown in v.type.shown()):
+                if number.expr == expr:
+                    found[expr] = (tape.naming.of_size(expr, op), number)
+                    break
+    return found

@@ -1,0 +1,107 @@
+"""What a differentiable backward keeps for the next order, and its program.
+
+    (saved, tangents) -> (gradients, newly saved)
+
+The next backward is given what this one was given (as far as it needs it) and what this one
+computed. It goes back to values of the forward only through what the forward kept for this
+backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aheadgrad.errors import HigherOrderError
+from aheadgrad.joint.level import Gradients, NextOrder
+from aheadgrad.partition.choose import at_hand, kept_by_eager, walk_backward
+from aheadgrad.partition.saved import SavedSet, SavedValue
+from aheadgrad.partition.split import tangent_name
+from aheadgrad.program.check import check
+from aheadgrad.program.cut import Cutter, same_views
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Tangent
+from aheadgrad.program.values import Port, Value
+from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.symbols import Number
+
+
+@dataclass(frozen=True, eq=False)
+class HigherSplit:
+    """A differentiable backward's program, and what each of the next backwards is given.
+
+    `kept` has, for each component, positions among all values that can be kept: what this backward was
+    given (saved tensors, then tangents), then the results that only the next one needs. `saved` has
+    the same values with names and reasons.
+    """
+
+    program: Program
+    kept: tuple[tuple[int, ...], ...]
+    saved: tuple[SavedSet, ...]
+
+
+def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
+    cutter = level.cutter(same=same_views(level.tape, {s.value for s in given.tensors}))
+    recorded, tape = level.recorded, level.tape
+    present = [(k, t) for k, t in enumerate(recorded.tangents) if t is not None]
+    pool = list(given.tensors)
+    pool += [SavedValue(t, tangent_name(level.order - 1, k), "a tangent") for k, t in present]
+    boundary = {s.value: k for k, s in enumerate(pool)}
+    values = [e.value for e in level.leaving]
+    symbols = {number.expr for _, number in given.sizes if type(number) is Number}
+    here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
+    here = {i for i in here if not is_view_op(tape.ops[i].target)}
+    start = len(pool)
+    kept: list[tuple[int, ...]] = []
+    saved: list[SavedSet] = []
+    for component, g in zip(level.components, level.gradients, strict=True):
+        positions = set(range(start)) if g is None else set()  # who knows
+        used = {} if g is None else _used(cutter, g, here, set(boundary), symbols)
+        for value in kept_by_eager(tape, component, used):
+            whole = at_hand(tape, value, boundary, here)
+            if whole is not None:
+                used.setdefault(whole, "derivatives of higher order")
+        for value, user in used.items():
+            if value not in boundary:
+                boundary[value] = len(pool)
+                pool.append(SavedValue(value, tape.name_of(value) or "value", f"used by {user}"))
+            positions.add(boundary[value])
+        kept.append(tuple(sorted(positions)))
+        saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
+    program = _program(level, cutter, given, SavedSet(tuple(pool[start:])))
+    return HigherSplit(program, tuple(kept), tuple(saved))
+
+
+def _used(
+    cutter: Cutter, g: Gradients, here: set[int], boundary: set[Value], given: set[Any]
+) -> dict[Value, str]:
+    """The values that a next backward takes from this one, each with a reason."""
+    used, crossed = walk_backward(cutter, g, here, given, boundary)
+    for i in crossed:
+        op = cutter.tape.ops[i]
+        if op.phase == "forward" and op.keep:
+            why = "draws random numbers" if is_random(op.target) else "must not run twice"
+            raise _not_kept(f"the result of {op.target}, which {why}")
+    if any(value not in boundary and value.op is None for value in used):
+        raise _not_kept("an input")
+    return used
+
+
+def _not_kept(what: str) -> HigherOrderError:
+    return HigherOrderError(
+        f"This derivative needs {what}, and the forward did not keep it for the first backward. Use "
+        'partition="default", or differentiate the uncompiled function here.'
+    )
+
+
+def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -> Program:
+    recorded = level.recorded
+    ports = given.ports
+    for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
+        if value is not None:
+            ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
+    outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
+    try:
+        return check(cutter.cut("backward", ports, outputs, {recorded.phase}))
+    except AssertionError as error:
+        raise _not_kept("a value of the forward") from error

@@ -1,0 +1,298 @@
+"""Components: which outputs share a backward, and where one backward hands over to another.
+
+Outputs whose histories have nothing in common form separate components. So do an output and what
+was computed from it: in
+
+    h = x * w
+    return h, h.sin()
+
+the second component ends at `h`, which is one of its inputs; there eager's users find a gradient
+(`retain_grad`, hooks, `autograd.grad(out, h)`), and so do ours. Where a component needs another
+value of the one below, which is no output, the two meet in a passage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from aheadgrad.program.slots import Between
+from aheadgrad.recording.exits import Exit, GrownView
+from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
+
+Edge = tuple[Any, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """Something a gradient is taken of: an input, a tensor inside of one, a leaf made inside, an output that
+    another component computes ("exit") or that is a view of such ("view"), or (from the second order on) a
+    tangent of the order before.
+
+    `name` is what a tensor inside of an input is called in generated code.
+    """
+
+    kind: str
+    index: int
+    leaf: Any
+    name: str = ""
+
+    @property
+    def place(self) -> Any:
+        """Where autograd finds it."""
+        return GradientEdge(*edge_of(self.leaf)) if self.is_boundary else self.leaf
+
+    @property
+    def is_boundary(self) -> bool:
+        return self.kind in ("exit", "view")
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """An intermediate that nobody sees, where one component ends and another begins."""
+
+    grad_fn: Any
+    output_nr: int
+    shape: tuple[Any, ...]
+    dtype: Any
+    device: Any
+
+    def size(self) -> tuple[Any, ...]:
+        return self.shape
+
+    def stride(self) -> tuple[Any, ...]:
+        return contiguous_strides(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(eq=False)
+class Component:
+    """Outputs with a common history, and the inputs they lead back to."""
+
+    exits: list[int]
+    targets: list[Target]
+    nodes: set[Any] = field(default_factory=set)
+    other_leaves: list[Tensor] = field(default_factory=list)
+    nodes_of: dict[int, set[Any]] = field(default_factory=dict)
+    beyond: set[Any] = field(default_factory=set)  # nodes behind its ends that a backward comes by
+
+    @property
+    def boundary(self) -> list[Target]:
+        return [t for t in self.targets if t.is_boundary]
+
+    @contextmanager
+    def closed(self) -> Iterator[None]:
+        """Inside, a backward ends where the component ends.
+
+        The engine goes on where a wanted leaf lies behind an end too. No gradient is not enough to stop it:
+        formulas with several gradients may make some out of none.
+        """
+        ends: dict[Any, set[int]] = {}
+        for t in self.boundary:
+            node, number = edge_of(t.leaf)
+            ends.setdefault(node, set()).add(number)
+        hooks = [node.register_prehook(partial(_without, numbers)) for node, numbers in ends.items()]
+        custom = [node for node in self.beyond if runs_python(node)]
+        hooks += [node.register_hook(_nothing) for node in self.beyond if not runs_python(node)]
+        try:
+            with nodes_without_backward(custom):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def _without(numbers: set[int], grads: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if k in numbers else g for k, g in enumerate(grads))
+
+
+def _nothing(grads: tuple[Any, ...], _: Any) -> tuple[None, ...]:
+    return (None,) * len(grads)
+
+
+def edge_of(t: Any) -> Edge:
+    return t.grad_fn, t.output_nr
+
+
+@dataclass(eq=False)
+class Walk:
+    """What lies behind an output: autograd's nodes, their edges, leaves, and edges not followed."""
+
+    nodes: set[Any] = field(default_factory=set)
+    edges: set[Edge] = field(default_factory=set)
+    leaves: list[Tensor] = field(default_factory=list)
+    ends: dict[Edge, None] = field(default_factory=dict)
+
+
+def walk(start: Edge, ends: Collection[Edge] = (), closed: Collection[Any] = ()) -> Walk:
+    """Follows a history back to its leaves, not beyond these edges, and not into these nodes."""
+    found = Walk()
+    stack = [start]
+    while stack:
+        edge = stack.pop()
+        node = edge[0]
+        if node is None:
+            continue
+        if edge in ends or node in closed:
+            found.ends[edge] = None
+            continue
+        found.edges.add(edge)
+        if node in found.nodes:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.leaves.append(variable)
+            continue
+        if type(node).__name__ != "EnterBackward":
+            found.nodes.add(node)
+        stack.extend(node.next_functions)
+    return found
+
+
+class Components:
+    """Groups the outputs; `exits` grows by the passages between components."""
+
+    def __init__(self, exits: list[Exit], targets: list[Target]) -> None:
+        self.exits = exits
+        self.targets = targets
+        self.views: dict[Edge, Target] = {}
+        self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
+
+    def find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView] = ()) -> list[Component]:
+        """`cut`: outputs that others were computed from are in components of their own."""
+        exits = self.exits
+        differentiable = [i for i, e in enumerate(exits) if e.differentiable]
+        unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
+        reachable = [i for i in differentiable if i not in unreachable]
+        walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
+        levels: dict[int, int] = {}
+        components = []
+        if cut and not one_node:
+            self._use_views(views, walks)
+            levels = _levels(exits, walks)
+        if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):
+            components = self._cut(levels)
+        else:
+            components = [self._component(m, walks) for m in _groups(walks, one_node)]
+        components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
+        order = {id(c): levels.get(c.exits[0], 0) for c in components}
+        return sorted(components, key=lambda c: (order[id(c)], c.exits[0]))
+
+    def _component(self, members: list[int], walks: dict[int, Walk]) -> Component:
+        leaves = {id(leaf): leaf for i in members for leaf in walks[i].leaves}
+        ends = {id(self.ends[e].leaf) for i in members for e in walks[i].ends if e in self.ends}
+        wanted = [t for t in self.targets if id(t.leaf) in (ends if t.is_boundary else leaves)]
+        known = {id(t.leaf) for t in self.targets}
+        others = [leaf for key, leaf in leaves.items() if key not in known]
+        nodes = {n for i in members for n in walks[i].nodes}
+        component = Component(members, wanted, nodes, others, {i: walks[i].nodes for i in members})
+        component.beyond = _beyond(component)
+        return component
+
+    def _use_views(self, views: Sequence[GrownView], walks: dict[int, Walk]) -> None:
+        """Notes the views that outputs were computed from. Their roots have to be made before."""
+        for view in views:
+            edge = edge_of(view.traced)
+            users = [found.edges for found in walks.values() if edge in found.edges]
+            root = None
+            if view.root is not None:
+                root = next(e for e in self.exits if e.slot == view.root)
+                if not root.differentiable or any(edge_of(root.traced) not in edges for edges in users):
+                    continue
+            if users:
+                self.views[edge] = Target("view", view.output, view.traced)
+                if root is not None:
+                    root.handed_out = True
+
+    def _cut(self, levels: dict[int, int]) -> list[Component]:
+        """From the outputs that rest on no others upwards: what a component has, those above end at."""
+        owners: dict[Any, Component] = {}
+        known: dict[Edge, int] = {}
+        for i in levels:
+            known.setdefault(edge_of(self.exits[i].traced), i)
+        components: list[Component] = []
+        for level in range(max(levels.values()) + 1):
+            members = [i for i in levels if levels[i] == level]
+            walks = {i: walk(edge_of(self.exits[i].traced), self.views, owners) for i in members}
+            made = []
+            for group in _groups(walks, False):
+                component = self._component(group, walks)
+                for edge in {e: None for i in group for e in walks[i].ends}:
+                    if edge in self.views:
+                        component.targets.append(self.views[edge])
+                        continue
+                    if edge not in known:
+                        known[edge] = self._passage(edge, owners[edge[0]])
+                    index = known[edge]
+                    component.targets.append(Target("exit", index, self.exits[index].traced))
+                component.beyond = _beyond(component)
+                made.append(component)
+            owners.update({node: c for c in made for node in c.nodes})
+            components += made
+        return components
+
+    def _passage(self, edge: Edge, owner: Component) -> int:
+        index = len(self.exits)
+        passage = Passage(*edge, *edge_metadata(*edge))
+        self.exits.append(Exit(Between(index), passage, None, True))
+        owner.exits.append(index)
+        owner.nodes_of[index] = walk(edge).nodes & owner.nodes
+        return index
+
+
+def _groups(walks: dict[int, Walk], one_node: bool) -> list[list[int]]:
+    """Outputs that have nodes in common."""
+    groups: list[tuple[list[int], set[Any]]] = []
+    for i, found in walks.items():
+        members, nodes = [i], found.nodes
+        rest = []
+        for group in groups:
+            if one_node or group[1] & nodes:
+                members, nodes = group[0] + members, group[1] | nodes
+            else:
+                rest.append(group)
+        groups = [*rest, (members, nodes)]
+    return [sorted(members) for members, _ in groups]
+
+
+def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:
+    """How many outputs, one computed from the other, each output rests on."""
+    edges: dict[Edge, int] = {}
+    for i in walks:
+        if exits[i].handed_out:
+            edges.setdefault(edge_of(exits[i].traced), i)
+    below = {}
+    for i, found in walks.items():
+        own = edge_of(exits[i].traced)
+        below[i] = [b for edge, b in edges.items() if edge in found.edges and edge != own]
+    levels: dict[int, int] = {}
+    for i in sorted(walks, key=lambda i: len(below[i])):
+        levels[i] = max((levels[b] + 1 for b in below[i]), default=0)
+    return {i: levels[i] for i in walks}
+
+
+def _beyond(component: Component) -> set[Any]:
+    wanted = {id(t.leaf) for t in component.targets} | {id(leaf) for leaf in component.other_leaves}
+    ends = [edge_of(t.leaf) for t in component.boundary]
+    nodes: set[Any] = set()
+    for end in ends:
+        found = walk(end)
+        if any(id(leaf) in wanted for leaf in found.leaves) or any(
+            e in found.edges for e in ends if e != end
+        ):
+            nodes |= found.nodes
+    return nodes - component.nodes
+
+
+def _hooked(found: Walk) -> bool:
+    """Are there hooks of modules, which are called whether or not there is a gradient?"""
+    return any(type(n).__name__ == "BackwardHookFunctionBackward" for n in found.nodes)

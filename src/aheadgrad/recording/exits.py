@@ -1,0 +1,175 @@
+"""Exits: the values that leave the program, and which of them carry gradients back in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.facts.facts import (
+    AliasRoot,
+    Facts,
+    Fresh,
+    FreshRoot,
+    FunctionView,
+    InputFacts,
+    InputRoot,
+    IsRoot,
+    ViewOf,
+)
+from aheadgrad.joint.level import is_handed_out
+from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
+from aheadgrad.recording.forward import Forward
+from aheadgrad.recording.output_facts import Aliases
+from aheadgrad.recording.session import Session
+from aheadgrad.torchlayer import functional
+
+aten = torch.ops.aten
+
+
+@dataclass(eq=False)
+class Exit:
+    """One output of the forward program."""
+
+    slot: Slot
+    traced: Any
+    value: Any
+    differentiable: bool
+    unreachable: bool = False
+    handed_out: bool = False  # as it is, rather than made again from a root
+
+
+def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: frozenset[int]) -> list[Exit]:
+    """In the order that all PyTorch backends expect: updated inputs, user outputs, view bases."""
+    session = forward.session
+    exits = []
+    for fact in facts.inputs:
+        if fact.index in in_graph or not (fact.data_changed or fact.geometry or fact.storage_changed):
+            continue
+        given = session.entrances[fact.index] if fact.index >= 0 else session.members[-1 - fact.index]
+        current = session.disguises.current(given.seen)
+        tracked = fact.data_changed and fact.history_changed
+        exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
+        if fact.old_memory_changed:
+            shadow = session.shadow_of(session.entrances[fact.index])
+            exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
+    for j, traced in enumerate(forward.outputs):
+        tracked = _carries_gradient(facts, j)
+        own = is_handed_out(facts, UserOutput(j))
+        exits.append(Exit(UserOutput(j), traced, _value(traced), tracked, handed_out=own))
+    for k, traced in enumerate(aliases.bases):
+        root = next(r for r in facts.roots if getattr(r, "base", None) == k)
+        tracked = traced.requires_grad and traced.grad_fn is not None and not isinstance(root, type(None))
+        exits.append(Exit(ViewBase(k), traced, _value(traced), tracked, _unreachable(facts, root)))
+    return exits
+
+
+def _unreachable(facts: Facts, root: Any) -> bool:
+    """A base that is only seen through views made under no_grad: no gradient can come back to it."""
+    views = [f for f in facts.outputs if isinstance(f, ViewOf) and facts.roots[f.root] is root]
+    return bool(views) and all(v.without_grad for v in views)
+
+
+@dataclass(frozen=True, eq=False)
+class GrownView:
+    """An output that is made again from a root: an input, or an output of the program (`root`)."""
+
+    output: int
+    traced: Tensor
+    root: Slot | None
+
+
+def grown_views(facts: Facts, outputs: list[Any]) -> list[GrownView]:
+    """Views with a history that can be made as soon as their root is there."""
+    found = []
+    for j, fact in enumerate(facts.outputs):
+        if not isinstance(fact, ViewOf) or fact.without_grad or fact.stale or fact.leaf:
+            continue
+        steps = fact.recipe.steps
+        if fact.creation is not None or fact.recipe.cut is not None:
+            continue
+        if any(s.part is not None or s.without_grad for s in steps) or outputs[j].grad_fn is None:
+            continue
+        root = facts.roots[fact.root]
+        if isinstance(root, InputRoot):
+            given = facts.input(root.index)
+            if root.index >= 0 and given is not None and given.untouched:
+                found.append(GrownView(j, outputs[j], None))
+        elif isinstance(root, FreshRoot) and root.differentiable:
+            slot = ViewBase(root.base) if root.output is None else UserOutput(root.output)  # type: ignore[arg-type]
+            found.append(GrownView(j, outputs[j], slot))
+    return found
+
+
+def _value(traced: Any) -> Any:
+    if isinstance(traced, Tensor):
+        return functional.unwrap(traced)
+    return traced
+
+
+def _carries_gradient(facts: Facts, j: int) -> bool:
+    fact = facts.outputs[j]
+    if isinstance(fact, Fresh | FunctionView):
+        return fact.differentiable
+    if isinstance(fact, IsRoot):
+        root = facts.roots[fact.root]
+        if isinstance(root, FreshRoot):
+            return root.output == j and root.differentiable
+        if isinstance(root, AliasRoot):
+            return root.output == j
+    return False
+
+
+def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list[Any]) -> list[Any]:
+    """Leaves that the function made itself and returned: gradients stop (and arrive) there."""
+    found: list[Any] = []
+    for j, fact in enumerate(facts.outputs):
+        if (isinstance(fact, Fresh) and fact.leaf) or (isinstance(fact, ViewOf) and fact.leaf):
+            found.append(("output", j, outputs[j]))
+    for r, root in enumerate(facts.roots):
+        if isinstance(root, AliasRoot) and root.leaf:
+            found.append(("root", r, aliases.root_tensors[r]))
+        if isinstance(root, FreshRoot) and root.leaf:
+            found.append(("root", r, aliases.root_tensors[r]))
+    return found
+
+
+def kept_inside(session: Session, facts: Facts, *, keep: bool) -> frozenset[int]:
+    """Inputs whose update the graph makes itself: those that autograd need not see.
+
+    The graph knows nothing of tensor subclasses, which are updated as wholes.
+    """
+    plain = {i for i, e in enumerate(session.entrances) if e.form is None}
+    return frozenset(f.index for f in facts.inputs if keep and f.index in plain and _can_stay(f))
+
+
+def _can_stay(fact: InputFacts) -> bool:
+    if fact.index < 0 or fact.history_changed or fact.history_dropped:
+        return False
+    if fact.final_bytes is not None:
+        return False  # emptied at the very end, after its update
+    if fact.storage_changed:
+        return True
+    return fact.data_changed and fact.geometry is None
+
+
+def copies(session: Session, facts: Facts, kept: frozenset[int]) -> list[tuple[Tensor, Any]]:
+    """Inputs that a graph with a backward copies first, because they change outside of it.
+
+    Such a graph begins with a copy of that input (`clone`; `view` when only its sizes change), as every
+    backend of PyTorch knows it.
+    """
+    found: list[tuple[Tensor, Any]] = []
+    for fact in facts.inputs:
+        if fact.index < 0 or fact.index in kept or fact.storage_changed:
+            continue
+        if fact.final_bytes is not None:
+            continue  # its memory comes and goes: there may be nothing to copy yet
+        entrance = session.entrances[fact.index]
+        if fact.data_changed and session.disguises.current(entrance.seen).requires_grad:
+            found.append((entrance.value, aten.clone.default))
+        elif fact.geometry is not None and not fact.data_changed:
+            found.append((entrance.value, aten.view.default))
+    return found

@@ -1,0 +1,138 @@
+"""Sizes, strides and offsets survive writes, as in eager.
+
+`x[0] = 1` leaves x's strides alone. Its functional form makes a fresh tensor whose strides and
+offset may differ, and a later `view`, `reshape` or `as_strided` would then decide differently.
+A write therefore notes what the tensor looked like; before the tensor is used again it gets
+that look back: a view is taken again from its base, anything else is laid out again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.facts.facts import Geometry
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.symbols import typical
+
+
+def geometry_of(t: Tensor) -> Geometry:
+    return Geometry(tuple(t.size()), tuple(t.stride()), t.storage_offset())
+
+
+def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
+    strides: list[Any] = []
+    step: Any = 1
+    for n in reversed(size):
+        strides.append(step)
+        step = step * (n if not isinstance(n, int) else max(n, 1))
+    return tuple(reversed(strides))
+
+
+class Layouts:
+    """Tensors of one session that were written to and have lost their look."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, tuple[Tensor, Geometry]] = {}
+        self.known: dict[int, list[Tensor]] = {}
+        self.touched: set[int] = set()
+
+    def know(self, t: Tensor) -> None:
+        """A tensor that may have to get its look back when another one in its storage is written."""
+        self.known.setdefault(functional.storage_key(t), []).append(t)
+
+    def siblings(self, t: Tensor) -> list[tuple[Tensor, Geometry]]:
+        """The other tensors in t's storage, as they look now."""
+        others = self.known.get(functional.storage_key(t), ())
+        return [(o, self.geometry_in_eager(o)) for o in others if o is not t]
+
+    def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
+        self.touched.add(functional.storage_key(t))
+        for other, look in siblings:
+            self.pending.setdefault(id(other), (other, look))
+        functional.sync(t)
+        now = geometry_of(t)
+        if now.typical == before.typical or now.typical.size != before.typical.size:
+            return
+        if before.repeats:
+            return
+        self.pending[id(t)] = (t, before)
+
+    def geometry_in_eager(self, t: Tensor) -> Geometry:
+        """What a tensor looks like in eager."""
+        found = self.pending.get(id(t))
+        return geometry_of(t) if found is None else found[1]
+
+    def settle(self, values: Any) -> None:
+        """Gives back their look to those of the pending tensors that are about to be used."""
+        if isinstance(values, Tensor):
+            base = base_of(values) if is_view(values) else None
+            if base is not None and id(base) in self.pending:  # first, as the view is taken from it
+                restore(*self.pending.pop(id(base)))
+            found = self.pending.pop(id(values), None)
+            if found is not None:
+                restore(*found)
+        elif isinstance(values, list | tuple):
+            for value in values:
+                self.settle(value)
+        elif isinstance(values, dict):
+            for value in values.values():
+                self.settle(value)
+
+
+def restore(t: Tensor, geometry: Geometry) -> None:
+    functional.sync(t)
+    if geometry_of(t).typical == geometry.typical:
+        return
+    base = base_of(t) if is_view(t) else None
+    with torch.no_grad():
+        again = _from_base(t, base) if base is not None else None
+        if again is None or geometry_of(again).typical != geometry.typical:
+            if geometry.repeats:
+                return
+            again = _laid_out(functional.unwrap(t), geometry)
+            functional.replace(t, again)
+            functional.commit_update(t)
+        else:
+            functional.replace(t, again)
+    functional.sync(t)
+
+
+def _from_base(t: Tensor, base: Tensor) -> Tensor | None:
+    """The view taken again from its base's present value."""
+    functional.sync(base)
+    old, new = functional.view_steps(base), functional.view_steps(t)
+    if len(new) < len(old) or not all(map(functional.same_step, old, new)):
+        return None
+    with functional.below():
+        return functional.replay_steps(functional.unwrap(base), new[len(old) :])
+
+
+def _laid_out(held: Tensor, g: Geometry) -> Tensor:
+    with functional.below():
+        if typical(held.numel()) == 0:  # nothing to copy, but an offset is visible all the same
+            room = torch.empty(g.offset, dtype=held.dtype, device=held.device)
+            return torch.as_strided(room, g.size, g.stride, g.offset)
+        if g.offset:
+            length = g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
+            room = torch.empty(length, dtype=held.dtype, device=held.device)
+            room = torch.as_strided_scatter(room, held, g.size, g.stride, g.offset)
+            return torch.as_strided(room, g.size, g.stride, g.offset)
+        room = torch.empty_strided(g.size, g.stride, dtype=held.dtype, device=held.device)
+        return torch.ops.aten.copy.default(room, held)
+
+
+def flattest(t: Tensor) -> Tensor:
+    """The tensor to take `as_strided` of: as it addresses the storage, the base will do.
+
+    Functionalization can undo an `as_strided` only when it is the first view of its chain.
+    """
+    base = base_of(t) if is_view(t) else None
+    if base is None or base.dtype != t.dtype or functional.view_steps(base):
+        return t
+    if creation_meta(t) != CreationMeta.DEFAULT:
+        return t
+    return base

@@ -1,0 +1,387 @@
+"""The function mode above autograd: closed-over tensors, and calls that need help.
+
+- A real tensor that the user's code reaches (a global, a module's attribute, an optimizer's state)
+  becomes a hidden input: its value is read at each call and gradients reach it.
+- An in-place op keeps the strides of what it writes to, as in eager (`layouts`).
+- Asking for a tensor's value in Python cannot be recorded and raises an error that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
+from aheadgrad.recording import layouts
+from aheadgrad.recording.custom_ops import call_changing, changes_arguments
+from aheadgrad.recording.disguises import OUT_OF_PLACE, InPlace
+from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
+from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.recording.recorder import LIFT_FRESH
+from aheadgrad.recording.refusals import (
+    check_bounds,
+    check_leaf_view,
+    check_reach,
+)
+from aheadgrad.recording.substitutes import SUBSTITUTES, set_item
+from aheadgrad.recording.values import Unknown
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
+from aheadgrad.torchlayer.dispatch import (
+    OpOverload,
+    OpOverloadPacket,
+    TorchFunctionMode,
+    in_transform,
+    only_overload,
+    transform_level,
+)
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
+from aheadgrad.torchlayer.kernels import error_of_function
+from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
+
+if TYPE_CHECKING:
+    from aheadgrad.recording.session import Session
+
+_GRAD_FIELD: Any = torch.Tensor.grad
+_GET_GRAD = _GRAD_FIELD.__get__
+_FIELDS: Any = torch.Tensor
+_ASKS_AUTOGRAD = {f.__get__ for f in (_FIELDS.requires_grad, _FIELDS.is_leaf, _FIELDS.grad_fn)}
+_USES_GRAD_FIELD = {
+    torch.Tensor.backward: "backward() is called",
+    torch.autograd.backward: "backward() is called",
+    torch.Tensor.retain_grad: "retain_grad() is called",
+    _GET_GRAD: "the .grad of an input is read",
+    _GRAD_FIELD.__set__: "a .grad is set",
+}
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_AS_STRIDED: set[Any] = {torch.Tensor.as_strided, torch.as_strided}
+_ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided_}
+_STORAGE_CHANGES: set[Any] = {_SET_DATA, torch.Tensor.resize_}  # (`set_` does not come by here)
+_RESIZES_AS: set[Any] = {torch.Tensor.resize_as_, torch.resize_as_}
+_RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
+_SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
+_DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
+_SETS_GRAD: set[Any] = {torch.Tensor.requires_grad_, _FIELDS.requires_grad.__set__}
+
+
+class Lift(TorchFunctionMode):
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.reading = False  # are values asked for the only calls of interest?
+
+    @contextmanager
+    def only_reads(self) -> Iterator[None]:
+        """While a backward runs, where torch and the user's own code (hooks, custom functions) are called."""
+        before, self.reading = self.reading, True
+        try:
+            yield
+        finally:
+            self.reading = before
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.reading:
+            return self._read(func, args, kwargs) if func in NEEDS_VALUE else func(*args, **kwargs)
+        self.session.ambient.check()
+        if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
+            with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
+                return self.__torch_function__(func, types, args, kwargs)
+        if self.session.recorder.asking or func is LIFT_FRESH:
+            return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
+        if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
+            raise FallbackError(
+                f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
+            )
+        if func in NEEDS_VALUE:
+            return self._read(func, args, kwargs)
+        if func in COPIES_MEMORY:
+            raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
+        args = self._swap_all(args)
+        if kwargs:
+            kwargs = {k: self._swap(v) for k, v in kwargs.items()}
+            if kwargs.get("generator") is not None:
+                self.session.check_generator(kwargs["generator"])
+        if transform_level() is not None:
+            return self._transformed(func, args, kwargs)
+        if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
+            func, args = torch.Tensor.resize_, (args[0], args[1].size())
+        disguises = self.session.disguises
+        given: Any = args[0] if args else None
+        if func in _ADDRESSES and isinstance(given, Tensor):
+            check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
+        if self.session.reshapes and torch.is_grad_enabled():
+            self._note_doubts((*args, *kwargs.values()))
+        if func in OUT_OF_PLACE or func in _RESIZES:
+            if self._reshapes(func, given, args, kwargs):
+                return given
+        elif (func in _DETACHES or func in _SETS_GRAD) and self._cuts_off(func, given, args, kwargs):
+            return given
+        if disguises.worn:
+            args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
+        if disguises.stale:
+            for t in tensors_among((*args, *kwargs.values())):
+                disguises.check_use(t)
+        if self.session.layouts.pending:
+            self.session.layouts.settle((args, kwargs))
+        before = len(self.session.trace.records)
+        out = self._explained_call(func, args, kwargs)
+        if self.session.trace.numbers:
+            self.session.open_sizes.note_copy(func, given, out, self.session.trace.records[before:])
+        if self.session.reshapes and torch.is_grad_enabled():
+            self._note_writes((*args, *kwargs.values()))
+        disguises.note(out, args, self.session.layouts)
+        if disguises.worn:
+            out = disguises.originals(out)
+        self.session.handed.make(out)
+        return given if given is not None and out is args[0] else out
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value leaves torch; known ones can."""
+        given: Any = args[0] if args else None
+        if self.reading and not (isinstance(given, Tensor) and functional.is_wrapped(given)):
+            return func(*args, **kwargs)
+        try:
+            if func is torch.Tensor.data_ptr or (func is not torch.Tensor.tolist and given.requires_grad):
+                raise Unknown
+            value = self.session.values.of(self.session.disguises.current(given))
+        except Unknown:
+            raise DataDependentError(
+                f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
+                "recorded"
+            ) from None
+        with functional.outside():
+            return func(value.clone(), *args[1:], **kwargs)
+
+    def _explained_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        records = len(self.session.trace.records)
+        try:
+            return self._call(func, args, kwargs)
+        except DATA_DEPENDENT_ERRORS as error:
+            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+                self.session.refused = error  # type: ignore[assignment]
+                raise
+            self.session.trace.rewind(records)
+            return self._explained_call(func, args, kwargs)
+        except AheadgradError:
+            raise
+        except Exception as error:
+            told = error_of_function(func, args, kwargs, error)
+            if told is error:
+                raise
+            raise told from error
+
+    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inside grad, vmap, ...: the tensors are wrappers around ours."""
+        try:
+            return func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            if not self.session.follow_values():
+                raise
+        return func(*args, **kwargs)
+
+    def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a change of shape in place. Is it done by now?"""
+        session, disguises = self.session, self.session.disguises
+        if isinstance(given, Tensor):
+            session.limits.parted(given)
+        if func in OUT_OF_PLACE and isinstance(given, Tensor):
+            check_leaf_view(session, given)
+            session.limits.new_shape(given)
+            disguises.check_use(given)
+        session.limits.new_size(given, args[1:] if func in _RESIZES else None)
+        if func not in OUT_OF_PLACE:
+            return False
+        if session.layouts.pending:
+            session.layouts.settle(disguises.current(given))  # the new shape is made from this one
+        if is_foreign(given):
+            if disguises.current(given) is not given:
+                raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
+            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), version(given) + 1)
+            session.reshapes.setdefault(id(given), []).append(done)
+        elif disguises.reshape(func, given, args[1:], kwargs):
+            session.layouts.know(disguises.current(given))
+            return True
+        return False
+
+    def _cuts_off(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Before a history ends (`detach_`) or a leaf begins (`requires_grad_`). Is that done by now?"""
+        session, disguises = self.session, self.session.disguises
+        if func in _DETACHES:
+            session.must_be_no_view(given)
+        else:
+            session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
+        cuts = self._cuts(func, given, args, kwargs)
+        if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
+            session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
+        if cuts:
+            session.layouts.settle(disguises.current(given))
+            disguises.detach(given)
+            session.layouts.know(disguises.current(given))
+        return cuts
+
+    def _note_doubts(self, values: tuple[Any, ...]) -> None:
+        if any(map(self.session.in_doubt, tensors_among(values))):
+            self.session.doubted = True
+
+    def _note_writes(self, values: tuple[Any, ...]) -> None:
+        """A write just now put some in doubt: whoever shares their history is so from now on."""
+        for t in filter(self.session.in_doubt, tensors_among(values)):
+            base = base_of(t) if is_view(t) else None
+            if base is None or self.session.is_input(t) or self.session.is_input(base):
+                self.session.doubted = True
+            else:
+                self.session.tainted[id(base)] = base
+
+    def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Is a tensor cut off from its history, although what was done with it before still counts?"""
+        disguises = self.session.disguises
+        if func in _DETACHES:
+            if id(given) in disguises.worn and not is_view(given):
+                return True
+        elif _wanted(args, kwargs) is not False:
+            return False
+        return self.session.entrance_of(given) is not None and given.is_leaf and given.requires_grad
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(func) in (OpOverload, OpOverloadPacket):
+            op = only_overload(func)
+            if changes_arguments(op):
+                return call_changing(self.session, op, args, kwargs)
+        if func is torch.Tensor.storage_offset and not self.session.is_new(args[0]):
+            self.session.reads_offsets = True
+        if func is torch.Tensor.register_hook:
+            self.session.hooked = True
+        if "attention" in getattr(func, "__name__", ""):
+            self.session.attends = True
+        if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
+            self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
+        if func in _STORAGE_CHANGES and args and isinstance(args[0], Tensor):
+            if func != torch.Tensor.resize_:
+                raise FallbackError("the .data of a tensor is set (copy into it instead)")
+            self.session.watch_storage(args[0])
+        if func in _AS_STRIDED and isinstance(args[0], Tensor):
+            flat, place = layouts.flattest(args[0]), _explicit_offset(*args, **kwargs)
+            if flat is not args[0]:
+                check_reach(args[0], *place)
+            args, kwargs = (flat, *place), {}
+        substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
+        if substitute is not None:
+            return substitute(*args, **kwargs)
+        if not writes(func, kwargs):
+            return func(*args, **kwargs)
+        kept = self.session.layouts
+        written = [(t, geometry_of(t), kept.siblings(t)) for t in _destinations(args, kwargs)]
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__":
+            name = _check_item(*args)
+        for t, *_ in written:
+            self.session.limits.write(t)
+            check_leaf_view(self.session, t)
+        if func is not torch.Tensor.__setitem__:
+            for t, *_ in written:
+                self.session.must_not_get_a_second_history(t)
+        if func is not torch.Tensor.__setitem__ and len(written) == 1:
+            others = args if kwargs.get("out") is not None else args[1:]
+            check_memory(name, written[0][0], tensors_among(others))
+        records = self.session.trace.records
+        before = len(records)
+        out = None
+        if func is torch.Tensor.__setitem__:
+            set_item(*args)
+        elif kwargs.get("out") is not None:
+            out = self._call_out(func, args, kwargs, written)
+        else:
+            out = func(*args, **kwargs)
+        check_casts(name, records[before:])
+        for t, geometry, siblings in written:
+            kept.written(t, geometry, siblings)
+            if name in _SAVE_FOR_SIZES:
+                self.session.note_hidden(t, tensors_among(args[1:]))
+        return out
+
+    def _call_out(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[tuple[Any, ...]]
+    ) -> Any:
+        """`out=` resizes what does not fit. Only a tensor that shares memory with nobody may be replaced."""
+        records = self.session.trace.records
+        before = len(records)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            last = last_write(records[before:])
+            made = [] if last is None else tensors_among((last.out,))
+            for (t, geometry, siblings), new in zip(written, made, strict=False):
+                alone = not siblings and not is_view(t) and self.session.is_new(t)
+                if not alone and tuple(new.size()) != geometry.size:
+                    raise FallbackError("out= resizes an input or a view")
+
+    def _swap_all(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in values:
+            if not isinstance(value, int | float | str | torch.dtype) and (
+                not isinstance(value, Tensor) or not functional.is_wrapped(value)
+            ):
+                return tuple(self._swap(v) for v in values)
+        return values
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            ours = functional.is_wrapped(value) or in_transform(value)
+            return value if ours else self.session.lift(value)
+        if type(value) in (list, tuple):
+            return type(value)(self._swap(v) for v in value)
+        if type(value) is dict:
+            return {k: self._swap(v) for k, v in value.items()}
+        return value
+
+
+def _check_item(t: Tensor, index: Any, value: Any) -> str:
+    """`t[index] = value` copies into a slice, if the index can be had as one; which op it amounts to."""
+    if any(is_foreign(i) and i.dim() == 0 and i.dtype is torch.bool for i in tensors_among((index,))):
+        raise FallbackError("a tensor subclass is indexed with a single truth value, which torch looks at")
+    if not tensors_among((index,)):
+        with torch.no_grad():
+            part = t[index]
+            if functional.storage_key(part) == functional.storage_key(t):
+                check_memory("copy_", part, _copied(value, part))
+                return "copy_"
+    check_memory("index_put_", t, tensors_among((index, value)))
+    return "index_put_"
+
+
+def _copied(value: Any, part: Tensor) -> list[Tensor]:
+    """What a slice is copied from: a tensor of the slice's size. Single numbers are safe anywhere."""
+    if not isinstance(value, Tensor) or (value.dim() == 0 and part.dim() > 0):
+        return []
+    while value.dim() > part.dim() and value.size(0) == 1:
+        value = value[0]
+    try:
+        return [value.expand(part.size())]
+    except RuntimeError:  # does not fit, as the assignment itself will say
+        return []
+
+
+def _destinations(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an in-place or `out=` call may write to."""
+    found: list[Tensor] = []
+    for value in (kwargs["out"],) if kwargs.get("out") is not None else args[:1]:
+        several = value if isinstance(value, list | tuple) else (value,)
+        found += [t for t in several if isinstance(t, Tensor) and t.layout is torch.strided]
+    return found
+
+
+def _wanted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of `x.requires_grad_(...)`."""
+    return args[1] if len(args) > 1 else kwargs.get("requires_grad")
+
+
+def _explicit_offset(t: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> tuple[Any, Any, Any]:
+    return size, stride, t.storage_offset() if storage_offset is None else storage_offset

@@ -1,0 +1,57 @@
+"""Freeing across orders: a backward through gradients is also a backward of the call they belong to.
+
+In eager such a backward goes on through the nodes of the forward and frees them. Ours need not go
+there, since the node of the next order leads to the inputs itself; but it must not make a difference
+to a later backward through the same call.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from aheadgrad.torchlayer.autograd import at_end_of_backward, clear_saved, keeps_graph
+
+BACKWARD_TWICE = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have "
+    "already been freed). Specify retain_graph=True if you need to backward through the graph a second time."
+)
+
+
+class Lifetime:
+    """Whether a node's call has had its backward; outlives the node."""
+
+    __slots__ = ("below", "freed", "node")
+
+    def __init__(self, node: Any) -> None:
+        self.freed = False
+        self.node = weakref.ref(node)
+        self.below: Lifetime | None = getattr(node, "below", None)
+
+
+def lifetime_of(node: Any) -> Lifetime:
+    known: Lifetime | None = getattr(node, "lifetime", None)
+    if known is None:
+        known = node.lifetime = Lifetime(node)
+    return known
+
+
+def free_below(node: Any) -> None:
+    """At the start of a backward through gradients: the call they belong to is used up by it."""
+    if node.below.freed:
+        raise RuntimeError(BACKWARD_TWICE)
+    if not keeps_graph():
+        at_end_of_backward(functools.partial(_free, node.below))
+
+
+def _free(lifetime: Lifetime | None) -> None:
+    while lifetime is not None:
+        lifetime.freed = True
+        node = lifetime.node()
+        if node is not None:
+            clear_saved(node)
+            watch = getattr(node, "watch", None)
+            if watch is not None:
+                node.watch = None, watch[1]
+        lifetime = lifetime.below

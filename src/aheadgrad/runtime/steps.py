@@ -1,0 +1,75 @@
+"""What the run time asks for when a backward comes along that was not compiled: the walk again."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from aheadgrad.backends.contract import Executable
+from aheadgrad.joint.level import Component, Level
+from aheadgrad.partition.saved import SavedSet
+from aheadgrad.runtime.backward import Backward, Run
+from aheadgrad.runtime.laid_out import LaidOutBackward
+from aheadgrad.runtime.links import Ways
+from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.subclasses import Form
+
+
+class Steps(Protocol):
+    """The walk from a live recording on."""
+
+    def backward(
+        self,
+        component: Component,
+        saved: SavedSet,
+        usual: Executable | None,
+        pattern: tuple[Any, ...],
+        state: AutocastState | None,
+        *,
+        checking: bool,
+    ) -> tuple[Run, frozenset[int] | None]:
+        """A backward for tangents of this pattern; with the positions of the saved tensors that it uses."""
+
+    def differentiable(
+        self,
+        component: Component,
+        saved: SavedSet,
+        ways: Ways,
+        pattern: tuple[Any, ...],
+        requiring: tuple[bool, ...],
+        state: AutocastState | None,
+    ) -> Any:
+        """A backward that can be differentiated: a `Step`, or what finds one."""
+
+    def close(self) -> None:
+        """Lets go of the recording."""
+
+
+def backward_of(
+    level: Level, component: Component, saved: SavedSet, usual: Executable | None, steps: Steps
+) -> Backward:
+    """The backward of a node, at any order; `usual` is the executable for the expected tangents."""
+    backward = _backward(level, component, saved, usual, steps, checking=False)
+    backward.checking = _backward(level, component, saved, None, steps, checking=True)
+    return backward
+
+
+def _backward(
+    level: Level,
+    component: Component,
+    saved: SavedSet,
+    usual: Executable | None,
+    steps: Steps,
+    *,
+    checking: bool,
+) -> Backward:
+    def make(pattern: Any, state: AutocastState | None) -> tuple[Run, frozenset[int] | None]:
+        return steps.backward(component, saved, usual, pattern, state, checking=checking)
+
+    fixed = level.fixed_autocast
+    if not level.lays_out:
+        return Backward(component.expected, usual, make, fixed_autocast=fixed)
+    orders = tuple(
+        e if isinstance(e, Form) else level.exits[i].order
+        for i, e in zip(component.exits, component.expected, strict=True)
+    )
+    return LaidOutBackward(orders, usual, make, fixed_autocast=fixed, plainly=not level.veiled)
