@@ -87,7 +87,7 @@ def assumed_of_inputs(
 class Memory:
     """What is assumed of memory: where inputs lie, and which of them share it."""
 
-    def __init__(self, captured: Captured, reals: Sequence[Tensor]) -> None:
+    def __init__(self, captured: Recording, reals: Sequence[Tensor]) -> None:
         facts = captured.facts.inputs
         self.changed = {
             f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None
