@@ -87,9 +87,7 @@ def _otherwise(
 ) -> Callable[..., list[Any]]:
     """What happens to a call that does not fit: another entry, made once, or a run uncompiled."""
     made: BoxedEntry | None = None
-    reason = (
-        "inputs are the same, require grad or share memory (or attention has its kernels) in too many ways"
-    )
+    reason = "attention has kernels, or inputs are the same, require grad or share memory in too many ways"
     warned = False
 
     def run(*args: Any) -> list[Any]:
