@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ from aheadgrad.capture.joint import order_of
 from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
@@ -159,11 +161,16 @@ class LaidOutBackward(Backward):
                 if program is None:
                     program = self.programs[(kinds, state)] = self.make(kinds, state)
         given = zip(tangents, kinds, self.expected, strict=True)
-        args = [*saved, *(_as_recorded(t, kind, order) for t, kind, order in given if t is not None)]
-        if state is None:
-            return program(args)
-        with state.suspended():
-            return program(args)
+        found = [(t, _as_recorded(t, kind, order)) for t, kind, order in given if t is not None]
+        copies = [(t, copy, version(copy)) for t, copy in found if copy is not t]
+        args = [*saved, *(laid_out for _, laid_out in found)]
+        del found
+        with nullcontext() if state is None else state.suspended():
+            grads = program(args)
+        for t, copy, before in copies:
+            if version(copy) != before:  # a custom backward changes the gradient that it is given
+                t.copy_(copy)
+        return grads
 
     def _kind(self, t: Tensor | None, expected: Any) -> Kind:
         if t is None:
