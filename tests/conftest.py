@@ -15,6 +15,7 @@ import pytest
 
 from aheadgrad.frontends import dynamo as frontend
 from aheadgrad.frontends import flat
+from aheadgrad.frontends.compiled import Described
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 
@@ -33,11 +34,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[flat.FlatEntry]:
+def compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Described]:
     """What our backend of torch.compile compiled."""
-    found: list[flat.FlatEntry] = []
+    found: list[Described] = []
 
-    def noting(*args: Any, **kwargs: Any) -> flat.FlatEntry:
+    def noting(*args: Any, **kwargs: Any) -> Described:
         found.append(flat.compile_flat(*args, **kwargs))
         return found[-1]
 

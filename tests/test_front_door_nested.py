@@ -121,6 +121,7 @@ class Dispatched(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore::aheadgrad.errors.FallbackWarning")
 @pytest.mark.parametrize("mode", [Seen, Dispatched])
 def test_modes_see_what_they_see_in_eager(mode: Any) -> None:
     fast = aheadgrad.compile(wave)

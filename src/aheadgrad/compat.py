@@ -27,8 +27,9 @@ import torch
 from torch import fx, nn
 
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
+from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.compiled_module import CompiledModule, original_of
-from aheadgrad.frontends.flat import FlatEntry, compile_flat
+from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.partition.graphs import default_partition
@@ -142,7 +143,7 @@ def aot_module_simplified(
     return _unboxed(mod, compile_flat(mod, args, options, guarded=by_dynamo))
 
 
-def _unboxed(mod: nn.Module, entry: FlatEntry) -> Any:
+def _unboxed(mod: nn.Module, entry: Described) -> Any:
     # Dynamo wraps modules with nested inputs in a class of its own, and calls these boxed.
     nested = type(mod).__name__ == "GmWrapper"
     run: Any = make_boxed_func(entry.call) if nested else entry.call

@@ -6,7 +6,8 @@ made that gives the reason instead.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection
 from functools import partial
 from types import CellType
 from typing import Any
@@ -16,41 +17,15 @@ from torch import Tensor
 from aheadgrad.emit.script import Script
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.frontends.misses import Reason, tensor_reason
-from aheadgrad.frontends.plain import describe, same_value
+from aheadgrad.frontends.plain import SIMPLE, Same, describe, freeze, frozen
 from aheadgrad.frontends.state import Place
-from aheadgrad.recording.recording import Recording
+from aheadgrad.recording.assumptions import Memory
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import parts_of
-
-
-class Memory:
-    """What an entry depends on."""
-
-    def __init__(self, captured: Recording, reals: Sequence[Tensor]) -> None:
-        facts = captured.facts.inputs
-        self.changed = {
-            f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None
-        }
-        several = sum(len(parts_of(r)) for r in reals) > 1 and not isinstance(reals[0], FakeTensor)
-        self.changes = bool(self.changed) and several
-        self.offsets = captured.depends_on_offsets
-
-    @property
-    def matters(self) -> bool:
-        return self.changes or self.offsets
-
-    def pattern(self, tensors: Sequence[Tensor]) -> Any:
-        """Which of these share storage, and where in it they lie."""
-        if not self.matters:
-            return None
-        keys = list(map(storage_key, tensors)) if self.changes else []
-        if len(set(keys)) < len(keys):
-            return [(keys.index(k), int(t.storage_offset())) for t, k in zip(tensors, keys, strict=True)]
-        return [int(t.storage_offset()) for t in tensors] if self.offsets else None
 
 
 class Check:
@@ -78,9 +53,20 @@ class Check:
         sign = "is" if value is None or isinstance(value, bool) else "=="
         self.unless(f"{text} {sign} {self.names.literal(value)}", what, describe(value), text)
 
-    def same(self, what: str, text: str, value: Any) -> None:
-        """For values of the user's."""
-        self.unless(same_value(self.names, text, value, what), what, describe(value), text)
+    def same(self, path: str, text: str, value: Any) -> None:
+        """For values of the user's: of the same type and value, or the same object."""
+        odd = isinstance(value, float) and (
+            math.isnan(value) or value == 0.0
+        )  # `==` does not tell these apart
+        known = frozen(value, path)
+        if value is None or isinstance(value, bool) or type(known) is Same:
+            test = f"{text} is {self.names.literal(value)}"
+        elif type(value) in SIMPLE and type(value) is not complex and not odd:
+            kind = self.names.name(type(value), type(value).__name__)
+            test = f"type({text}) is {kind} and {text} == {self.names.literal(value)}"
+        else:
+            test = f"{self.names.name(freeze, 'freeze')}({text}) == {self.names.name(known, 'frozen')}"
+        self.unless(test, path, describe(value), text)
 
     def tensors(self, guards: Any, paths: list[str], given: str) -> None:
         """Tensors look as they did; torch has its own words for how they differ."""

@@ -101,7 +101,7 @@ class CompiledFunction:
             return "Nothing is compiled yet: call the function first."
         return "\n\n".join(explain_entry(i, e.entry) for i, e in enumerate(self.entries))
 
-    def note_uncompiled(self, reason: str) -> None:
+    def note_uncompiled(self, reason: str = FULL) -> None:
         """Before something runs uncompiled: counted, and said once; or an error, if that was asked for."""
         if self.options.fallback == "error":
             raise FallbackError(reason)
@@ -121,10 +121,11 @@ class CompiledFunction:
 
 
 class Described:
-    """An entry that prints as one line."""
+    """An entry that prints as one line; `call` runs it after a check, `source` is the code of both."""
 
-    def __init__(self, name: str, entry: Any, source: str) -> None:
-        self.name, self.entry, self.source = name, entry, source
+    def __init__(self, entry: Any, call: Callable[..., Any], check: str, name: str = "") -> None:
+        self.entry, self.call, self.name = entry, call, name
+        self.source = f"{check}\n\n{entry.source}"
 
     def __repr__(self) -> str:
         return f"{self.name}: {summary(self.entry)}"

@@ -3,25 +3,19 @@
     fast = aheadgrad.compile(model)
     torch.compile(model, backend="aheadgrad", options={"backend": "eager"})
 
-Both take the same walk; Dynamo's guards stand in for ours. Dynamo hands over a graph of torch calls and fake
-inputs (sizes that change are symbols, and come as inputs of their own). The graph is run once by an
-interpreter, so that each recorded op knows the user's line and module that it came from.
-
-What cannot be compiled runs as it is, and `.fallbacks` says so: a graph that our recording refuses, a frame
-that Dynamo fails on. Such a frame runs in eager, so an error in a line of the user's is raised there as
-always; only if eager has nothing against it is the frame counted, and left alone from then on.
+Dynamo's guards stand in for ours. It hands over a graph of torch calls and example inputs (sizes that change
+are symbols, and come as inputs of their own), which is run once by an interpreter, so that each recorded op
+knows the user's line. What cannot be compiled runs as it is, and `.fallbacks` says so: a graph that our
+recording refuses, a frame that Dynamo fails on.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import get_ident
-from types import CodeType
 from typing import Any
 
 import torch
@@ -32,7 +26,7 @@ from aheadgrad import errors
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import FULL, CompiledFunction, Described, runs_the_original
+from aheadgrad.frontends.compiled import CompiledFunction, runs_the_original
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.report.origins import stacklevel_of_user
@@ -45,7 +39,6 @@ from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
 _LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 _Whose = Callable[[], "DynamoFunction | None"]  # which function a graph is of, as long as it is there
-_LOG = logging.getLogger("aheadgrad.dynamo")
 
 
 class DynamoFunction(CompiledFunction):
@@ -55,11 +48,10 @@ class DynamoFunction(CompiledFunction):
         from aheadgrad.torchlayer.frames import compiled_by_dynamo  # loads Dynamo, which takes its time
 
         super().__init__(fn, options)
-        self._hopeless: dict[CodeType, str] = {}  # why
-        self._failed: dict[int, dict[CodeType, str]] = {}  # why, in calls that are under way, by thread
         how: dict[str, Any] = {"fullgraph": options.fullgraph, "dynamic": options.dynamic}
+        how.update(limit=options.max_entries, strict=options.fallback == "error")
         graphs = partial(compile_graph, options=options, whose=weakref.ref(self))  # Dynamo keeps it for ever
-        self._run = compiled_by_dynamo(fn, graphs, self, limit=options.max_entries, **how)
+        self._run, self._frames = compiled_by_dynamo(fn, graphs, self, **how)
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_dynamo_compiling() or runs_the_original():
@@ -67,38 +59,11 @@ class DynamoFunction(CompiledFunction):
         try:
             out = self._run(*args, **kwargs)
         except BaseException:
-            self._take_failed()
+            self._frames.call_is_over(well=False)
             raise
-        if self._failed:
-            self._tell_failed()
+        if self._frames.failed:
+            self._frames.call_is_over(well=True)
         return out
-
-    def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None:
-        """Dynamo could not compile a frame, which now runs as it is: eager shows whether a line is wrong."""
-        _LOG.info("%s is not compiled", code.co_name, exc_info=error)
-        way_out = "" if perhaps_users else '; frontend="trace" may be able to compile it'
-        what = reason_of(getattr(error, "inner_exception", error))
-        why = f"Dynamo fails on {code.co_name} ({what}){way_out}"
-        if self.options.fallback == "error" and not perhaps_users:
-            raise FallbackError(why) from error
-        where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
-        self._failed.setdefault(get_ident(), {})[code] = f"{why} ({where})"
-
-    def is_left_alone(self, code: CodeType) -> bool:
-        """Is this a frame that Dynamo failed on before?"""
-        if code in self._hopeless:
-            self.note_uncompiled(self._hopeless[code])
-        return code in self._hopeless
-
-    def _take_failed(self) -> dict[CodeType, str]:
-        """What failed in this thread's call, which is over."""
-        return self._failed.pop(get_ident(), {})
-
-    def _tell_failed(self) -> None:
-        """After the call: eager had nothing against what Dynamo failed on."""
-        for code, why in self._take_failed().items():
-            self._hopeless[code] = why
-            self.note_uncompiled(why)
 
     def broke(self, where: str, reason: str) -> None:
         if f"{where}: {reason}" not in self.breaks:
@@ -107,9 +72,6 @@ class DynamoFunction(CompiledFunction):
     def missed(self, function: str, reasons: list[str]) -> None:
         self.misses.append(misses.from_dynamo(function, reasons))
         misses.tell(self.misses[-1])
-
-    def full(self) -> None:
-        self.note_uncompiled(FULL)
 
 
 def backend(
@@ -149,8 +111,8 @@ def compile_graph(
             raise error if ours else FallbackError(reason_of(error)) from error
         return _uncompiled(gm, reason_of(error), whose)
     if told is not None:
-        source = entry.source + "\n\n" + entry.entry.source
-        told.entries.append(Described(_place(gm) or told.name, entry.entry, source))
+        entry.name = _place(gm) or told.name
+        told.entries.append(entry)
     ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call

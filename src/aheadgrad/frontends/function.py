@@ -1,22 +1,24 @@
-"""From a function and its arguments to a call on flat inputs."""
+"""What goes into a function and comes out: arguments as flat inputs of a call, and results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.frontends.plain import describe
+from aheadgrad.frontends.plain import FIXED, SIMPLE, describe
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.recording.forward import Call, Scalar
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 # a subclass without a dispatch of its own still gives its type to every result
 _EXACT = (Tensor, nn.Parameter, nn.Buffer, FakeTensor)
@@ -99,3 +101,40 @@ def make_call(
             return fn(*args, **kwargs)
 
     return Call(inputs, invoke, scalars=tuple(scalars))
+
+
+def check_result(result: Any, given: Any, known: Iterable[Any]) -> None:
+    """Refuses what no entry can return: `given` are the arguments, `known` objects that are the caller's.
+
+    A container that was given, or an object made inside that can change, would be another one than eager's.
+    """
+    theirs = {id(v) for v in known}
+    containers = theirs.union(map(id, _containers(given)))
+    for part in _containers(result):
+        if id(part) in containers:
+            raise FallbackError(f"the function returns a {type(part).__name__} that it was given")
+    for leaf in pytree.tree_leaves(result):
+        if not (isinstance(leaf, Tensor) or id(leaf) in theirs or _is_fixed(leaf)):
+            kind = type(leaf).__name__
+            raise FallbackError(f"the function returns a {kind}, which pytree does not know how to open")
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    if pytree.is_leaf(value) or (type(value) is tuple and not value):
+        return
+    if not isinstance(value, tuple):
+        yield value
+    for part in pytree.parts(value):
+        yield from _containers(part)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Can this be returned again and again?"""
+    if isinstance(value, FunctionType):  # one that was made inside may hold anything
+        return getattr(sys.modules.get(value.__module__), value.__qualname__, None) is value
+    if isinstance(value, slice | range):
+        parts = value.start, value.stop, value.step
+        return all(isinstance(v, SIMPLE) and not is_symbolic(v) for v in parts)
+    if isinstance(value, frozenset):
+        return all(map(_is_fixed, value))
+    return isinstance(value, FIXED) or is_symbolic(value)

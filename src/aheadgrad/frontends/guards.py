@@ -1,9 +1,7 @@
 """The check of an entry made by tracing: generated code that tells whether a call fits, and finds its inputs.
 
-The check takes the call's arguments and returns the entry's flat inputs, or MISS when any
-assumption does not hold. In order, the common case first:
-
-    ambient state, arguments and their structure, module trees, cells and globals, all tensors, memory
+The check takes the call's arguments and returns the entry's flat inputs, or MISS when an assumption does not
+hold: ambient state, arguments and their structure, modules and names, all tensors, memory, in this order.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
-from aheadgrad.frontends.state import ABSENT, Look, State
-from aheadgrad.frontends.surroundings import STAMP, Surroundings
+from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
 from aheadgrad.recording.assumptions import assumed_around, assumed_of_inputs
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
@@ -34,96 +31,34 @@ _FEW = 4
 
 
 class Guarded(Described):
-    """An entry with its check.
-
-    `check` gives the entry's inputs or MISS, `call` runs it or gives MISS, `why` says what is against a call.
-    """
+    """`check` gives the entry's inputs or MISS, `call` runs it or gives MISS, `why` tells the reason."""
 
     check: Callable[..., Any]
-    call: Callable[..., Any]
     why: Callable[..., Any]
 
 
-class ArgumentWriter:
-    """Writes the conditions on one call's arguments.
+class GuardWriter(Check):
+    """Writes the check of one entry; `look` is what the state was when it was recorded.
 
     `symbolic` has the symbols for Python numbers, by position among the leaves; `numbers` tells what those
     are called in the check, in this order.
     """
 
-    def __init__(self, flat: Flat, symbolic: dict[int, Any]) -> None:
-        self.flat, self.symbolic = flat, symbolic
-        self.tensors = {id(v): v for v in flat.leaves if isinstance(v, Tensor)}
-        self.paths = {id(v): path for v, path in reversed(list(zip(flat.leaves, flat.paths, strict=True)))}
-        self.numbers: list[str] = []
-        self._leaves = 0  # how many were looked at
-
-    def write(self, check: Check, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.check, self.script = check, check.script
-        count, keys = len(args), list(kwargs)
-        check.equal("positional arguments", "len(args)", count)
-        test = f"list(kwargs) == {keys!r}" if keys else "not kwargs"
-        check.unless(test, "keyword arguments", keys, "list(kwargs)")
-        if args:
-            self.script.line(f"{''.join(f'a{i}, ' for i in range(count))}= args")
-        for i, value in enumerate(args):
-            self._value(f"a{i}", value, self.flat.top_paths[i])
-        for i, (key, value) in enumerate(kwargs.items()):
-            self.script.line(f"k{i} = kwargs[{key!r}]")
-            self._value(f"k{i}", value, key)
-
-    def _value(self, name: str, value: Any, path: str) -> None:
-        if isinstance(value, Tensor):
-            known = self.check.where.setdefault(id(value), name)
-            if known != name:
-                both = f"{path} and {self.paths[id(value)]}"
-                self.check.unless(f"{name} is {known}", both, "one tensor", "'two'")
-        elif not pytree.is_leaf(value) and not pytree.is_size(value):
-            self._container(name, value, path)
-            return
-        elif self._leaves in self.symbolic:
-            self._kind(name, value, path)
-            self.numbers.append(name)
-        else:
-            self.check.same(path, name, value)
-        self._leaves += 1
-
-    def _kind(self, name: str, value: Any, path: str) -> None:
-        self.check.equal(path, f"type({name})", type(value))
-
-    def _container(self, name: str, value: Any, path: str) -> None:
-        """Taken apart as pytree does it, part by part."""
-        self._kind(name, value, path)
-        check, names = self.check, self.check.names
-        opened = pytree.opener(value)
-        parts, context = opened(value)
-        self.script.line(f"{name}_, context = {names.name(opened, 'opened')}({name})")
-        check.equal(f"the length of {path}", f"len({name}_)", len(parts))
-        if isinstance(value, dict):  # keys, of which 1 and True are equal but not the same
-            check.same(f"the keys of {path}", "context", context)
-        elif context is not None:
-            same = f"{names.name(same_meta, 'same_meta')}(context, {names.name(context, 'context')})"
-            check.unless(same, path, "the same structure", "'another'")
-        for i, part in enumerate(parts):
-            self.script.line(f"{name}_{i} = {name}_[{i}]")
-            self._value(f"{name}_{i}", part, f"{path}[{i}]")
-
-
-class GuardWriter(Check):
-    """Writes the check of one entry; `look` is what the state was when it was recorded."""
-
-    def __init__(self, arguments: ArgumentWriter, entry: Entry, around: State, look: Look) -> None:
+    def __init__(self, flat: Flat, symbolic: dict[int, Any], entry: Entry, around: State, look: Look) -> None:
         self.entry, self.assembled = entry, entry.assembled
         names = self.assembled.names if self.assembled.inline else Namespace()
         super().__init__(entry, Script("call", names), names.name(MISS, "MISS"))
-        self.arguments, self.around, self.look = arguments, around, look
+        self.flat, self.symbolic, self.around, self.look = flat, symbolic, around, look
+        self.paths = {id(v): path for v, path in reversed(list(zip(flat.leaves, flat.paths, strict=True)))}
+        self.numbers: list[str] = []
         self.given: dict[int, str] = {}  # by id: tensors among the arguments
         self.state: list[Tensor] = []  # inputs that are held by modules, in cells or globals
+        self._leaves = 0  # how many were looked at
 
     def write(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guarded:
         for what, tell, value in assumed_around(self.captured, implied=bool(self.reals)):
             self.equal(what, f"{self.names.name(tell, tell.__name__)}()", value)
-        self.arguments.write(self, args, kwargs)
+        self._arguments(args, kwargs)
         self.given = dict(self.where)
         inside = (r for r in self.reals if id(r) in self.look.places and id(r) not in self.given)
         self.state = [r for r in inside if not is_foreign(r)]
@@ -141,23 +76,66 @@ class GuardWriter(Check):
             key = self.names.name(storage_key, "storage_key")
             self.unless(f"storages.isdisjoint(map({key}, ({others})))", "places in memory")
         count = len(self.captured.session.entrances)
-        inputs = [*inputs[:count], *self.arguments.numbers, *inputs[count:]]
+        inputs = [*inputs[:count], *self.numbers, *inputs[count:]]
         check, why = Script("check", self.names), self.why()
         check.lines = [*self.script.lines, f"    return ({self._spread(inputs, ', ')})"]
-        self.script.lines += self._run(self._spread(inputs))
+        run = self.assembled.inline or (lambda given: [f"    return {entry}({given})"])
+        entry = "" if self.assembled.inline else self.names.name(self.assembled.run, "entry")
+        self.script.lines += run(self._spread(inputs))
         call, source = self.script.function("args, kwargs")
-        made = Guarded(name, self.entry, f"{source}\n\n{self.entry.source}")
-        made.check, made.call, made.why = (
-            check.function("args, kwargs")[0],
-            call,
-            why.function("args, kwargs")[0],
-        )
+        made = Guarded(self.entry, call, source, name)
+        made.check, made.why = (script.function("args, kwargs")[0] for script in (check, why))
         return made
 
-    def _run(self, inputs: str) -> list[str]:
-        if self.assembled.inline is not None:
-            return self.assembled.inline(inputs)
-        return [f"    return {self.names.name(self.assembled.run, 'entry')}({inputs})"]
+    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Structures are taken apart by what pytree knows of them.
+
+        Plain values are compared by type and value, other objects by identity.
+        """
+        keys = list(kwargs)
+        self.equal("positional arguments", "len(args)", len(args))
+        test = f"list(kwargs) == {keys!r}" if keys else "not kwargs"
+        self.unless(test, "keyword arguments", keys, "list(kwargs)")
+        if args:
+            self.script.line(f"{''.join(f'a{i}, ' for i in range(len(args)))}= args")
+        for i, value in enumerate(args):
+            self._value(f"a{i}", value, self.flat.top_paths[i])
+        for i, (key, value) in enumerate(kwargs.items()):
+            self.script.line(f"k{i} = kwargs[{key!r}]")
+            self._value(f"k{i}", value, key)
+
+    def _value(self, name: str, value: Any, path: str) -> None:
+        if isinstance(value, Tensor):
+            known = self.where.setdefault(id(value), name)
+            if known != name:
+                both = f"{path} and {self.paths[id(value)]}"
+                self.unless(f"{name} is {known}", both, "one tensor", "'two'")
+        elif not pytree.is_leaf(value) and not pytree.is_size(value):
+            self._container(name, value, path)
+            return
+        elif self._leaves in self.symbolic:
+            self.equal(path, f"type({name})", type(value))
+            self.numbers.append(name)
+        else:
+            self.same(path, name, value)
+        self._leaves += 1
+
+    def _container(self, name: str, value: Any, path: str) -> None:
+        opened = pytree.opener(value)
+        parts, context = opened(value)
+        self.equal(path, f"type({name})", type(value))
+        self.script.line(f"{name}_, context = {self.names.name(opened, 'opened')}({name})")
+        self.equal(f"the length of {path}", f"len({name}_)", len(parts))
+        if isinstance(value, dict):  # keys, of which 1 and True are equal but not the same
+            self.same(f"the keys of {path}", "context", context)
+        elif context is not None:
+            same = (
+                f"{self.names.name(same_meta, 'same_meta')}(context, {self.names.name(context, 'context')})"
+            )
+            self.unless(same, path, "the same structure", "'another'")
+        for i, part in enumerate(parts):
+            self.script.line(f"{name}_{i} = {name}_[{i}]")
+            self._value(f"{name}_{i}", part, f"{path}[{i}]")
 
     def _surroundings(self) -> None:
         """The state is looked into only if a dictionary has changed, or a name holds something else."""
@@ -198,12 +176,19 @@ class GuardWriter(Check):
                 holder = self.names.name(value, "holder")
                 now, known = f"{self.names.name(freeze, 'freeze')}({holder})", frozen(value, path)
                 self.unless(f"{now} == {self.names.name(known, 'frozen')}", path, "as it was", holder)
-        session = self.captured.session
-        if session.recorder.borrowed:  # arrays are compared by contents; the next one lies elsewhere
-            values = (*self.arguments.flat.leaves, *(v for _, v in self.look.containers))
-            arrays = [v for v in pytree.tree_leaves(values) if is_array(v)]
-            if any(shares_memory(a, t) for a in arrays for t in session.trace.constants.values()):
-                raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
+        if self.captured.session.recorder.borrowed:
+            self._arrays()
+
+    def _arrays(self) -> None:
+        """Arrays are compared by contents; where a tensor borrows the memory of one, it is the same one."""
+        made = self.captured.session.trace.constants.values()
+        named = {id(place.get()): place for place in self.around.names}
+        for value in pytree.tree_leaves((self.flat.leaves, [v for _, v in self.look.containers])):
+            if is_array(value) and any(shares_memory(value, t) for t in made):
+                if id(value) not in named:
+                    raise FallbackError("a tensor is made in the memory of a numpy array; pass a tensor")
+                text, known = self.text_of(named[id(value)]), self.names.name(value, "array")
+                self.unless(f"{text} is {known}", named[id(value)].path, "the same array", "'another'")
 
     def outside(self, real: Tensor) -> str:
         if id(real) in self.look.places:
@@ -215,7 +200,8 @@ class GuardWriter(Check):
     def _tensors(self, inputs: list[str]) -> None:
         """All tensors, and parts of tensors, look as they did; their sizes fit, where they may be any."""
         known = {id(r) for r in self.reals}
-        unused = [(name, self.arguments.tensors[key]) for key, name in self.given.items() if key not in known]
+        tensors = {id(v): v for v in self.flat.leaves}
+        unused = [(name, tensors[key]) for key, name in self.given.items() if key not in known]
         found = [*zip(inputs, self.reals, strict=True), *unused]
         self._open(found)
         symbolic = self.captured.symbolic_inputs()
@@ -228,7 +214,7 @@ class GuardWriter(Check):
         self._apart(others)
         by_id = {id(r): text for text, r in found}
         sized = {by_id[key]: value for key, value in symbolic.items()}
-        sized.update(zip(self.arguments.numbers, self.captured.numbers, strict=True))
+        sized.update(zip(self.numbers, self.captured.numbers, strict=True))
         if sized:
             fits, text = shape_check(list(sized.values()))
             given = ", ".join(sized)
@@ -272,7 +258,7 @@ class GuardWriter(Check):
     def _path(self, real: Tensor, text: str) -> str:
         """What the user calls a tensor."""
         place = self.look.places.get(id(real))
-        return self.arguments.paths.get(id(real)) or (text if place is None else place.path)
+        return self.paths.get(id(real)) or (text if place is None else place.path)
 
     def _spread(self, texts: list[str], end: str = "") -> str:
         """Arguments for a call, the whole state at once where it comes in one piece."""

@@ -7,9 +7,7 @@
     f: no entry fits this call. Closest is entry 0:
       tensor 'x' size mismatch at index 0. expected 8, actual 5
 
-The same text goes to the logger `aheadgrad.misses` at level INFO, and `fast.misses` keeps those that
-led to a compilation. Tensors are compared by torch, which has its own words for that, as has Dynamo
-(`from_dynamo`).
+The logger `aheadgrad.misses` has the same text at level INFO; `fast.misses` keeps those that led to an entry.
 """
 
 from __future__ import annotations

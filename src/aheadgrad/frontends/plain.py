@@ -7,7 +7,6 @@ Anything else is compared by identity.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,6 @@ from weakref import ref
 
 import torch
 
-from aheadgrad.emit.script import Namespace
 from aheadgrad.errors import FallbackError
 
 SIMPLE = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device, torch.Size)
@@ -48,9 +46,6 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Same and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
 
 
 def is_array(value: Any) -> bool:
@@ -112,20 +107,6 @@ def shares_memory(array: Any, t: torch.Tensor) -> bool:
     return bool(start <= t.data_ptr() < start + array.nbytes)
 
 
-def same_value(names: Namespace, text: str, value: Any, path: str) -> str:
-    """The test that a value which is no tensor is the same as before."""
-    if value is None or isinstance(value, bool):
-        return f"{text} is {value}"
-    odd = isinstance(value, float) and (math.isnan(value) or value == 0.0)  # `==` does not tell these apart
-    if type(value) in SIMPLE and type(value) is not complex and not odd:
-        kind = names.name(type(value), type(value).__name__)
-        return f"type({text}) is {kind} and {text} == {names.literal(value)}"
-    known = frozen(value, path)
-    if type(known) is Same:
-        return f"{text} is {names.name(value, 'given')}"
-    return f"{names.name(freeze, 'freeze')}({text}) == {names.name(known, 'frozen')}"
-
-
 def frozen(value: Any, path: str) -> Any:
     """As `freeze`, for what an entry is about to assume."""
     if is_too_large(value):
@@ -140,12 +121,9 @@ class Changing:
         self.value = value
         self.before: Any = dict(value) if isinstance(value, dict) else value.copy()
 
-    def has_changed(self) -> bool:
-        return not self._is_same() and freeze(self.value)[1:] != freeze(self.before)[1:]
-
     def put_back(self) -> None:
         value, before = self.value, self.before
-        if self._is_same():
+        if self.is_same():
             return
         if is_array(value):
             value[...] = before
@@ -157,7 +135,7 @@ class Changing:
             value.clear()
             value.update(before) if isinstance(value, set) else value.extend(before)
 
-    def _is_same(self) -> bool:
+    def is_same(self) -> bool:
         """Are the contents the very same?"""
         value, before = self.value, self.before
         if isinstance(value, dict):

@@ -4,12 +4,10 @@
     dynamic=None     those that have changed since an earlier entry of the same callable, and marked ones
     dynamic=False    marked ones only
 
-Python numbers among the arguments (a temperature, a step) become symbols in the same way once they have
-changed, unless dynamic=False: the entry takes them at each call.
-
-Marked are dimensions given to `torch._dynamo.mark_dynamic` or `maybe_mark_dynamic`; those given to
-`mark_static` stay numbers in any case. Sizes 0 and 1 are always numbers, as everywhere in PyTorch, and so
-are all sizes of a tensor without elements: torch's formulas for symbols are not made for those.
+Python numbers among the arguments (a temperature, a step) become symbols once they have changed, unless
+dynamic=False. Marked are dimensions given to `torch._dynamo.mark_dynamic` or `maybe_mark_dynamic`; those
+given to `mark_static` stay numbers. So do sizes 0 and 1, and all sizes of a tensor without elements: torch's
+formulas for symbols are not made for those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What a recording assumes besides its arguments: module trees, closure cells, globals that are named.
 
-    state = State(fn, arguments)
-    before = state.look()          # everything in there, as values that can be compared
-    before.differences(state.look())   # what a run did to it; `put_back` undoes it before eager runs
+    before = State(fn, arguments).look()    # everything in there, as values that can be compared
 
 Tensors are read from their places at each call; plain values (numbers, strings, containers of such) are
 compared; anything else is the same object as before. Nothing is followed into other objects: what else Python
@@ -20,13 +18,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
+from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
 from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.recording.assumptions import Memory
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks
+from aheadgrad.torchlayer.lock import RECORDING
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -131,12 +135,13 @@ class State:
         for path, value in arguments:
             self._tree(value, path)
         self.modules: list[tuple[str, nn.Module]] = list(self._modules())
+        self.hooks = global_hooks() if self.trees else {}  # of all modules, by name
         if any(isinstance(m, torch.jit.ScriptModule) for _, m in self.modules):
             raise FallbackError("TorchScript cannot be recorded")
         self.holders = holders(self.modules)
         self._values = [(p, p.get()) for p in self.names]
         found = (*(value for _, value in self._values), *(vars(m) for _, m in self.modules))
-        self.containers = list(insides((*found, *self.hooks().values())))
+        self.containers = list(insides((*found, *self.hooks.values())))
         self._before = [Changing(container) for container in self.containers]
 
     def _function(self, fn: Any) -> None:
@@ -175,23 +180,19 @@ class State:
             for path, module in tree.named_modules(memo=seen):
                 yield ".".join(filter(None, (root, path))), module
 
-    def hooks(self) -> dict[str, dict[Any, Any]]:
-        """Hooks of all modules, by name."""
-        return global_hooks() if self.trees else {}
-
     def dictionaries(self) -> list[dict[Any, Any]]:
         """What modules keep their attributes, tables and hooks in."""
         found = [
             d for _, m in self.modules for d in (vars(m), *(vars(m).get(t, {}) for t in (*TABLES, *HOOKS)))
         ]
-        return [*found, *self.hooks().values()]
+        return [*found, *self.hooks.values()]
 
     def look(self, originals: Mapping[int, Tensor] | None = None, *, in_words: bool = False) -> Look:
         """Everything as it is now; `originals` tells what traced tensors in there stand for."""
         out = Look(originals or {}, in_words)
         for path, module in self._modules():
             self._look_at(out, path, module)
-        for name, table in self.hooks().items():
+        for name, table in self.hooks.items():
             out.note(name, list(table.values()))
         for place in self.names:
             out.note(place.path, place.get(), place)
@@ -218,10 +219,69 @@ class State:
                 place.put(value)
 
 
+# held(things) tells whether dictionaries are unchanged; ids are those of all tensors found
+STAMP = "held, things, state, named, hooks, ids, pointers, storages"
+_NOTHING: tuple[Any, ...] = (bool, (), (), (), -1, frozenset(), (), frozenset())  # held(things) is false
+
+
+class Surroundings:
+    """The last look at the state; `inputs` are those of an entry's that it holds.
+
+    A module with 150 parameters has hundreds of places that an entry depends on. They are looked at only when
+    a dictionary has changed since the last time, or a name holds another object; otherwise one call into C++
+    compares the versions that Python keeps of dictionaries, and another looks at the tensors found last time.
+    Whoever registers a hook draws a number: as long as none was drawn, empty tables of hooks are empty.
+    Entries that depend on memory keep pointers: a tensor that moves to other memory has another one.
+    """
+
+    def __init__(self, state: State, look: Look, inputs: Sequence[Tensor], memory: Memory) -> None:
+        self._state, self._look, self._memory = state, look, memory
+        self._numbers = [next(i for i, t in enumerate(look.tensors) if t is real) for real in inputs]
+        self.paths = [look.places[id(real)].path for real in inputs]
+        self._pattern = memory.pattern(inputs)
+        self.guards = tensor_guards(list(inputs)) if inputs else None
+        self.keeps_pointers = memory.matters and bool(inputs)
+        hooks = {id(vars(m).get(name)) for _, m in state.modules for name in HOOKS}
+        hooks.update(map(id, state.hooks.values()))
+        tables = state.dictionaries()
+        self._empty_hooks = [t for t in tables if not t and id(t) in hooks]
+        self._watched = tuple(t for t in tables if t or id(t) not in hooks)
+        self.stamp = _NOTHING
+
+    def renew(self) -> tuple[Any, ...] | None:
+        """Looks at every place again; not while another thread has traced tensors in the module."""
+        with RECORDING:
+            hooks = RemovableHandle.next_id
+            named = tuple(place.get() for place in self._state.names)
+            held, things = unchanged_check(self._watched) if self._watched else (bool, (True,))
+            now = self._state.look()
+            fits = now.found == self._look.found
+            tensors = tuple(now.tensors[i] for i in self._numbers) if fits else ()
+            if not fits or not self._match(tensors):
+                self.stamp = _NOTHING
+                return None
+            kept = tensors if self.keeps_pointers else ()
+            pointers, storages = tuple(map(Tensor.data_ptr, kept)), frozenset(map(storage_key, kept))
+            rest = (tensors, named, hooks, frozenset(now.places), pointers, storages)
+            if held(things) and not any(self._empty_hooks):  # the first check notes the versions
+                self.stamp = (held, things, *rest)
+            return (bool, (), *rest)
+
+    def _match(self, tensors: tuple[Tensor, ...]) -> bool:
+        if self._memory.pattern(tensors) != self._pattern:
+            return False
+        return self.guards is None or bool(self.guards.check(*tensors))
+
+    def differs(self) -> Reason:
+        """What is different now."""
+        for path, was, now in self._look.differences(self._state.look(in_words=True)):
+            return Reason(path, was, now)
+        tensors = self._state.look().tensors
+        return tensor_reason(self.guards, self.paths, *(tensors[i] for i in self._numbers))
+
+
 def changed(path: str) -> FallbackError:
     """Why a recording with side effects is refused. One that happens once is tried again at the next call."""
-    error = FallbackError(
-        f'the function changes {path}, which a recording cannot repeat; frontend="dynamo" can'
-    )
+    error = FallbackError(f"the function changes {path}, which no program repeats; frontend='dynamo' can")
     error.once = True
     return error

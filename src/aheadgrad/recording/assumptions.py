@@ -24,6 +24,9 @@ from aheadgrad.torchlayer.dispatch import (
     function_modes,
     transform_level,
 )
+from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.subclasses import parts_of
 
 _requires_grad, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 
@@ -79,3 +82,29 @@ def assumed_of_inputs(
             yield i, "kind_of_view", kind_of_view, kind_of_view(real)
         if id(real) in no_views:
             yield i, "is_view", is_view, False
+
+
+class Memory:
+    """What is assumed of memory: where inputs lie, and which of them share it."""
+
+    def __init__(self, captured: Recording, reals: Sequence[Tensor]) -> None:
+        facts = captured.facts.inputs
+        self.changed = {
+            f.index for f in facts if f.data_changed or f.storage_changed or f.geometry is not None
+        }
+        several = sum(len(parts_of(r)) for r in reals) > 1 and not isinstance(reals[0], FakeTensor)
+        self.changes = bool(self.changed) and several
+        self.offsets = captured.depends_on_offsets
+
+    @property
+    def matters(self) -> bool:
+        return self.changes or self.offsets
+
+    def pattern(self, tensors: Sequence[Tensor]) -> Any:
+        """Which of these share storage, and where in it they lie."""
+        if not self.matters:
+            return None
+        keys = list(map(storage_key, tensors)) if self.changes else []
+        if len(set(keys)) < len(keys):
+            return [(keys.index(k), int(t.storage_offset())) for t, k in zip(tensors, keys, strict=True)]
+        return [int(t.storage_offset()) for t in tensors] if self.offsets else None

@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import RLock
+from threading import RLock, get_ident
 from types import CodeType, FunctionType
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from torch._dynamo.utils import graph_break_reasons
 from torch._guards import TracingContext
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
+from aheadgrad.errors import FallbackError, reason_of
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
@@ -43,20 +44,20 @@ _NOT_OURS_TO_CATCH = (exc.ResumePrologueTracingError, exc.RecompileError)
 _REGION = "set_eval_frame_isolate_recompiles_id"  # from torch 2.13
 _frames = torch._C._dynamo.eval_frame
 _LOG = logging.getLogger("torch._dynamo.convert_frame")
+_OURS = logging.getLogger("aheadgrad.dynamo")
 _one_at_a_time = RLock()  # as Dynamo compiles; what is patched is put back in order
 _PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
 class Teller(Protocol):
-    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first;
-    `failed`, whether a line of the user's may be at fault."""
+    """Who is told. `missed` hears what each entry of a frame has against a call, the latest entry first.
+
+    `note_uncompiled` without a reason: there are as many entries as there may be.
+    """
 
     def broke(self, where: str, reason: str) -> None: ...
-    def full(self) -> None: ...
     def missed(self, function: str, reasons: list[str]) -> None: ...
-    def failed(self, code: CodeType, error: Exception, *, perhaps_users: bool) -> None: ...
-    def is_left_alone(self, code: CodeType) -> bool: ...
-    def note_uncompiled(self, reason: str) -> None: ...
+    def note_uncompiled(self, reason: str = ...) -> None: ...
 
 
 class _Noting:
@@ -79,15 +80,17 @@ class _Noting:
 
 
 class _Frames:
-    def __init__(self, callback: Any, teller: Teller, *, fullgraph: bool) -> None:
+    def __init__(self, callback: Any, teller: Teller, *, fullgraph: bool, strict: bool) -> None:
         self._torchdynamo_orig_backend = callback  # Dynamo finds the backend by following this name
         self._teller = weakref.ref(teller)
-        self._fullgraph = fullgraph
+        self._fullgraph, self._strict = fullgraph, strict
         self._noted: _Noting | None = None
         self._raised: Counter[CodeType] = Counter()
         self._full: set[CodeType] = set()
+        self._hopeless: dict[CodeType, str] = {}  # frames that Dynamo failed on, and why
+        self.failed: dict[int, dict[CodeType, str]] = {}  # the same in calls that are under way, by thread
         self.misses: list[Any] = []  # of the frame that is being compiled: one at a time, Dynamo has a lock
-        convert = callback._torchdynamo_orig_backend
+        convert: Any = getattr(callback, "_torchdynamo_orig_backend", None)
         if hasattr(convert, "_inner_convert"):
             self._noted = convert._inner_convert = _Noting(convert._inner_convert)
 
@@ -96,9 +99,10 @@ class _Frames:
         if teller is None:
             return self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
         if code in self._full:
-            teller.full()
+            teller.note_uncompiled()
             return _ENTRIES_ONLY
-        if teller.is_left_alone(code):
+        if code in self._hopeless:
+            teller.note_uncompiled(self._hopeless[code])
             return _AS_IT_IS
         known = len(graph_break_reasons)
         if self._noted is not None:
@@ -128,14 +132,15 @@ class _Frames:
         strategy = getattr(error, "frame_exec_strategy", None)
         if strategy is not None and strategy.cur_action == FrameAction.RUN_ONLY:
             self._full.add(code)
-            teller.full()
+            teller.note_uncompiled()
             return _ENTRIES_ONLY
         where = _place(getattr(error, "real_stack", None)) or f"{code.co_filename}:{code.co_firstlineno}"
         teller.broke(where, f"all of {code.co_name} is left to eager: {_short(str(error))}")
         return result
 
     def _tell_misses(self, teller: Teller) -> None:
-        found, self.misses = self.misses, []
+        found = self.misses.copy()
+        self.misses.clear()
         if found:
             teller.missed(found[0].orig_code.co_name, [_short(failure.reason) for failure in found])
 
@@ -146,8 +151,23 @@ class _Frames:
         inner = getattr(error, "inner_exception", error)
         if type(inner).__module__.partition(".")[0] == "aheadgrad":
             raise inner from None
-        teller.failed(code, error, perhaps_users=is_users_error(error))
+        perhaps_users = is_users_error(error)
+        _OURS.info("%s is not compiled", code.co_name, exc_info=error)
+        way_out = "" if perhaps_users else '; frontend="trace" may be able to compile it'
+        why = f"Dynamo fails on {code.co_name} ({reason_of(inner)}){way_out}"
+        if self._strict and not perhaps_users:
+            raise FallbackError(why) from error
+        where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"
+        self.failed.setdefault(get_ident(), {})[code] = f"{why} ({where})"
         return _AS_IT_IS
+
+    def call_is_over(self, *, well: bool) -> None:
+        """Eager has run what Dynamo failed on in this thread's call: was there nothing wrong with it?"""
+        teller = self._teller()
+        for code, why in self.failed.pop(get_ident(), {}).items():
+            if well and teller is not None:
+                self._hopeless[code] = why
+                teller.note_uncompiled(why)
 
 
 def _configured() -> AbstractContextManager[None]:
@@ -184,28 +204,35 @@ def _quiet_about_limits() -> Iterator[None]:
 
 
 def compiled_by_dynamo(
-    fn: Any, backend: Callable[..., Any], teller: Teller, *, fullgraph: bool, dynamic: bool | None, limit: int
-) -> Callable[..., Any]:
-    """What calls `fn` through Dynamo; at most `limit` times compiled where Dynamo can count by itself."""
-    frames: list[_Frames] = []
+    fn: Any,
+    backend: Callable[..., Any],
+    teller: Teller,
+    *,
+    fullgraph: bool,
+    dynamic: bool | None,
+    limit: int,
+    strict: bool,
+) -> tuple[Callable[..., Any], Any]:
+    """What calls `fn` through Dynamo (at most `limit` times compiled where Dynamo can count), and its frames.
 
-    def missed(failure: Any) -> None:
-        for found in frames:
-            found.misses.append(failure)
-
-    options: dict[str, Any] = {"nopython": fullgraph, "dynamic": dynamic, "guard_fail_fn": missed}
+    `strict`: a frame that Dynamo fails on is an error.
+    """
+    misses: list[Any] = []
+    options: dict[str, Any] = {"nopython": fullgraph, "dynamic": dynamic, "guard_fail_fn": misses.append}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         options.update(recompile_limit=limit, isolate_recompiles=True)
     context: Any = torch._dynamo.optimize(backend, **options)
+    frames = _Frames(getattr(context, "callback", None), teller, fullgraph=fullgraph, strict=strict)
+    frames.misses = misses
     if hasattr(context, "callback"):  # not where Dynamo is switched off
-        context.callback = _Frames(context.callback, teller, fullgraph=fullgraph)
-        frames.append(context.callback)
+        context.callback = frames
     made = context(fn)
     made = made.forward if isinstance(fn, nn.Module) and made is not fn else made
-    is_usual = frames and isinstance(made, FunctionType) and not fullgraph and hasattr(_frames, _REGION)
-    if is_usual and len(context.enter_exit_hooks) == 1 and context.error_on_graph_break is None:
-        return _quick(made, context)  # the one hook counts calls
-    return made
+    is_usual = isinstance(made, FunctionType) and not fullgraph and hasattr(_frames, _REGION)
+    hooks = getattr(context, "enter_exit_hooks", ())
+    if is_usual and len(hooks) == 1 and context.error_on_graph_break is None:
+        return _quick(made, context), frames  # the one hook counts calls
+    return made, frames
 
 
 def _quick(made: Any, context: Any) -> Callable[..., Any]:
