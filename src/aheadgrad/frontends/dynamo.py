@@ -92,12 +92,12 @@ def compile_graph(
     say_plainly(gm)
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     flat = all(child.is_leaf() for child in spec.children())
-    interpreter, told = Interpreter(gm), whose()
+    told = whose()
 
     def invoke(*inputs: Any) -> Any:
         args = inputs if flat else pytree.tree_unflatten(list(inputs), spec)
         with preserved_node_meta(), dispatch_restored():
-            return interpreter.run(*args)
+            return Interpreter(gm).run(*args)  # (it keeps values)
 
     try:
         entry = compile_flat(gm, leaves, options, invoke)

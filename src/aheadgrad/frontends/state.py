@@ -282,6 +282,7 @@ class Surroundings:
 
 def changed(path: str) -> FallbackError:
     """Why a recording with side effects is refused. One that happens once is tried again at the next call."""
-    error = FallbackError(f"the function changes {path}, which no program repeats; frontend='dynamo' can")
+    why = f'the function changes {path}, which a recording cannot repeat; frontend="dynamo" can'
+    error = FallbackError(why)
     error.once = True
     return error

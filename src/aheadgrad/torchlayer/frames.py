@@ -89,6 +89,7 @@ class _Frames:
         self._full: set[CodeType] = set()
         self._hopeless: dict[CodeType, str] = {}  # frames that Dynamo failed on, and why
         self.failed: dict[int, dict[CodeType, str]] = {}  # the same in calls that are under way, by thread
+        self.limit: dict[str, Any] = {}  # of entries, where Dynamo counts them for all who compile a function
         self.misses: list[Any] = []  # of the frame that is being compiled: one at a time, Dynamo has a lock
         convert: Any = getattr(callback, "_torchdynamo_orig_backend", None)
         if hasattr(convert, "_inner_convert"):
@@ -108,7 +109,13 @@ class _Frames:
         if self._noted is not None:
             self._noted.raised = None
         try:
-            with _one_at_a_time, _configured(), dispatch_restored(), quiet_logs(), _quiet_about_limits():
+            with (
+                _one_at_a_time,
+                _configured(self.limit),
+                dispatch_restored(),
+                quiet_logs(),
+                _quiet_about_limits(),
+            ):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
                 _call_directly(result.guarded_code, frame.f_globals)
         except Exception as error:
@@ -170,13 +177,13 @@ class _Frames:
                 teller.note_uncompiled(why)
 
 
-def _configured() -> AbstractContextManager[None]:
+def _configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
 
     Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
     """
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False, record_runtime_overhead=False
+        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, **limit
     )
     return patched
 
@@ -198,7 +205,8 @@ def _quiet_about_limits() -> Iterator[None]:
 
     _LOG.addFilter(is_other)
     try:
-        yield
+        with quiet_logs():
+            yield
     finally:
         _LOG.removeFilter(is_other)
 
@@ -219,11 +227,12 @@ def compiled_by_dynamo(
     """
     misses: list[Any] = []
     options: dict[str, Any] = {"nopython": fullgraph, "dynamic": dynamic, "guard_fail_fn": misses.append}
-    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+    isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    if isolated:
         options.update(recompile_limit=limit, isolate_recompiles=True)
     context: Any = torch._dynamo.optimize(backend, **options)
     frames = _Frames(getattr(context, "callback", None), teller, fullgraph=fullgraph, strict=strict)
-    frames.misses = misses
+    frames.misses, frames.limit = misses, {} if isolated else {"recompile_limit": limit}
     if hasattr(context, "callback"):  # not where Dynamo is switched off
         context.callback = frames
     made = context(fn)
