@@ -66,7 +66,6 @@ class Call:
 
     inputs: list[tuple[Slot, Tensor]]
     invoke: Callable[[Callable[[Any], Any]], Any]
-    numbers: list[tuple[Slot, Any]] = field(default_factory=list)
     shared: tuple[SharedGroup, ...] = ()
     returns: Callable[[Any, list[str], Any], str] | None = None
     scalars: tuple[Scalar, ...] = ()
@@ -82,7 +81,6 @@ class Forward:
     out_spec: Any
     grad_mode_after: bool
     grad_mode_before: bool
-    number_slots: list[tuple[Slot, Any]]
 
 
 def run(session: Session, call: Call) -> Forward:
@@ -142,7 +140,7 @@ def run(session: Session, call: Call) -> Forward:
             _sync_all(session, flat)
     session.open_sizes.check()
     session.open_sizes.check_memory(flat)
-    return Forward(session, flat, spec, after, before, call.numbers)
+    return Forward(session, flat, spec, after, before)
 
 
 def is_given(session: Session, value: Any) -> bool:
