@@ -193,6 +193,26 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(entrance.seen)
 
 
+# What torch says where a recording fails, for want of a type of error, and what it means.
+_SAYS = (
+    (
+        "are out of bounds for storage of size",
+        "autograd addresses memory that the recorded tensors do not have",
+    ),
+    (
+        "Found a custom (non-ATen) operator whose output has alias annotations",
+        "a custom op that changes its arguments is called out of our sight",
+    ),
+    ("INTERNAL ASSERT FAILED", "autograd cannot replay the views of this function"),
+    ("cannot mutate tensors with frozen storage", "memory that an input had before set_ is written to"),
+    (
+        "Attempted to resize a view tensor to a larger size",
+        "an input or a view is resized to hold more elements",
+    ),
+    ("on an invalid python storage", "the memory of a tensor is read or written through its storage"),
+    ("because it has weakref associated with it", "two tensors are swapped"),
+    ("as_strided() is non-compositional", "a view made with as_strided from another view is written to"),
+)
 _FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
 
 
@@ -218,24 +238,11 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
-    if "are out of bounds for storage of size" in str(error):
-        return FallbackError("autograd addresses memory that the recorded tensors do not have")
-    if str(error).startswith("Found a custom (non-ATen) operator whose output has alias annotations"):
-        return FallbackError("a custom op that changes its arguments is called out of our sight")
+    for text, reason in _SAYS:
+        if text in str(error):
+            return FallbackError(reason)
     if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
         return FallbackError("a function given to a control-flow operator closes over a tensor")
-    if "INTERNAL ASSERT FAILED" in str(error):
-        return FallbackError("autograd cannot replay the views of this function")
-    if "cannot mutate tensors with frozen storage" in str(error):
-        return FallbackError("memory that an input had before set_ is written to")
-    if str(error).startswith("Attempted to resize a view tensor to a larger size"):
-        return FallbackError("an input or a view is resized to hold more elements")
-    if "on an invalid python storage" in str(error):
-        return FallbackError("the memory of a tensor is read or written through its storage")
-    if "because it has weakref associated with it" in str(error):
-        return FallbackError("two tensors are swapped")
-    if "as_strided() is non-compositional" in str(error):
-        return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)
     if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
