@@ -44,16 +44,13 @@ class LaidOutBackward(Backward):
     def usual_pattern(self) -> tuple[Any, ...]:
         return (True,) * len(self.expected)
 
-    def run(self, saved: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
+    def run(self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         kinds = tuple(map(self._kind, tangents, self.expected))
         state = None if self.fixed_autocast else autocast_state()
         program = self.find(kinds, state)
         given = zip(tangents, kinds, self.expected, strict=True)
-        args = [*saved, *(_as_recorded(t, kind, order) for t, kind, order in given if t is not None)]
-        if state is None:
-            return program(args)
-        with state.suspended():
-            return program(args)
+        saved += (_as_recorded(t, kind, order) for t, kind, order in given if t is not None)
+        return self.use(node, program, saved, state)
 
     def _kind(self, t: Tensor | None, expected: Any) -> Kind:
         if t is None:
