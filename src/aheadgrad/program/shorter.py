@@ -7,6 +7,7 @@ chain of views that ends with the geometry it began with is where it began.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,13 +22,14 @@ from aheadgrad.torchlayer.symbols import Number
 
 _aten = torch.ops.aten
 _AS_STRIDED = _aten.as_strided.default
+_BROADCASTING = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 
 
 def shortened(program: Program) -> Program:
     """A program without repetitions. One that changes its arguments is left as it is."""
     if any(type(op.target) is not OpOverload or is_mutable(op.target) for op in program.ops):
         return program
-    work = _Shorter(program.results)
+    work = _Shorter(program)
     for op in program.ops:
         work.add(op)
     results = [work.now(v) for v in program.results]
@@ -37,9 +39,11 @@ def shortened(program: Program) -> Program:
 
 
 class _Shorter:
-    def __init__(self, results: Sequence[Any]) -> None:
+    def __init__(self, program: Program) -> None:
         self.ops: list[Op] = []
-        self.results: set[Any] = {v for v in results if type(v) is Value}
+        self.results: set[Any] = {v for v in program.results if type(v) is Value}
+        self.uses = Counter(v for op in program.ops for v in op.uses)
+        self.uses.update(self.results)
         self.same: dict[Value, Value] = {}
         self.known: dict[Any, Op] = {}
         self.makers: dict[Value, Op] = {}
@@ -92,14 +96,49 @@ class _Shorter:
         return True
 
     def _simpler(self, op: Op) -> Op:
+        """The same result with less around it, which is left to nobody then."""
+        if op.kwargs or len(op.args) != 2:
+            return op
+        if op.target is _aten.view.default:
+            return self._summed(op)
+        if op.target in _BROADCASTING:
+            return self._subtracted_from_one(self._broadcast(op))
+        return op
+
+    def _made_by(self, value: Any, target: Any) -> Op | None:
+        """The op that made a value, if it is one of these and nobody else needs the value."""
+        made = self.makers.get(value) if type(value) is Value else None
+        return made if made is not None and made.target is target and self.uses[value] == 1 else None
+
+    def _summed(self, op: Op) -> Op:
+        """A sum without the dimensions that a view takes away."""
+        summed = self._made_by(op.args[0], _aten.sum.dim_IntList)
+        if summed is None or len(summed.args) != 3 or summed.kwargs or not summed.args[2]:
+            return op
+        given, dims, _ = summed.args
+        gone = {d % len(given.type.size) for d in dims or ()} if given.type.size else set()
+        if not gone or [n for d, n in enumerate(given.type.size) if d not in gone] != list(op.args[1]):
+            return op
+        return replace(op, target=summed.target, args=(given, dims, False), uses=(given,))
+
+    def _broadcast(self, op: Op) -> Op:
+        """Without an expansion that the op does by itself."""
+        args = list(op.args)
+        for k, other in ((0, args[1]), (1, args[0])):
+            expanded = self._made_by(args[k], _aten.expand.default)
+            if expanded is None or type(other) is not Value or other.type.size != op.out.type.size:
+                continue
+            if other.type.dtype == args[k].type.dtype == op.out.type.dtype:
+                args[k] = expanded.args[0]
+        return op if args == list(op.args) else replace(op, args=tuple(args), uses=tuple(args))
+
+    def _subtracted_from_one(self, op: Op) -> Op:
         """`1 - x`, where a formula fills a tensor with ones first."""
-        if op.target is not _aten.sub.Tensor or op.kwargs or len(op.args) != 2:
-            return op
         first, second = op.args
-        filled = self.makers.get(first) if type(first) is Value else None
-        if filled is None or filled.target is not _aten.fill.Scalar or filled.args[1] != 1:
+        filled = self._made_by(first, _aten.fill.Scalar) if op.target is _aten.sub.Tensor else None
+        if filled is None or filled.args[1] != 1 or type(second) is not Value:
             return op
-        if type(second) is not Value or second.type != first.type or second.type != op.out.type:
+        if not second.type == first.type == op.out.type:
             return op
         return replace(op, target=_aten.rsub.Scalar, args=(second, 1), uses=(second,))
 
