@@ -20,6 +20,7 @@ from aheadgrad.partition.split import tangent_name
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Cutter, same_views
 from aheadgrad.program.program import Program
+from aheadgrad.program.shorter import shortened
 from aheadgrad.program.slots import Tangent
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
@@ -102,6 +103,6 @@ def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -
             ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
     outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
     try:
-        return check(cutter.cut("backward", ports, outputs, {recorded.phase}))
+        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase})))
     except AssertionError as error:
         raise _not_kept("a value of the forward") from error

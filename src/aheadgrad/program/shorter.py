@@ -22,6 +22,7 @@ from aheadgrad.torchlayer.symbols import Number
 
 _aten = torch.ops.aten
 _AS_STRIDED = _aten.as_strided.default
+_NEAR = 24  # ops: what was computed longer ago may cost more memory than time
 _BROADCASTING = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 
 
@@ -45,7 +46,7 @@ class _Shorter:
         self.uses = Counter(v for op in program.ops for v in op.uses)
         self.uses.update(self.results)
         self.same: dict[Value, Value] = {}
-        self.known: dict[Any, Op] = {}
+        self.known: dict[Any, tuple[Op, int]] = {}  # with the place of its last use as such
         self.makers: dict[Value, Op] = {}
 
     def now(self, value: Any) -> Any:
@@ -61,12 +62,18 @@ class _Shorter:
                 self.same[op.out] = back
                 return
             key = op.target, _key(op.args), _key(op.kwargs)
-            before = self.known.setdefault(key, op)
-            if before is not op and self._may_be(op.outs, before.outs):
+            before, at = self.known.get(key, (op, 0))
+            if before is not op and self._is_near(before, at) and self._may_be(op.outs, before.outs):
                 self.same.update(zip(op.outs, before.outs, strict=True))
+                self.known[key] = before, len(self.ops)
                 return
+            self.known[key] = op, len(self.ops)
         self.makers.update((v, op) for v in op.values)
         self.ops.append(op)
+
+    def _is_near(self, op: Op, at: int) -> bool:
+        """Is it worth keeping for so long? Views take no memory, and what is gone by then would."""
+        return is_view_op(op.target) or len(self.ops) - at <= _NEAR
 
     def _where_it_began(self, op: Op) -> Value | None:
         """The value that a chain of views leads back to."""

@@ -21,6 +21,7 @@ from aheadgrad.errors import HigherOrderError
 from aheadgrad.joint.level import Component, Level, NextOrder
 from aheadgrad.partition.next_order import HigherSplit
 from aheadgrad.partition.saved import SavedSet
+from aheadgrad.program.program import Program
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import MAX_LAYOUTS, Backward, Failure, few, laid_out
 from aheadgrad.runtime.by_sizes import BySizes
@@ -31,6 +32,7 @@ from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
+from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_plain
@@ -247,7 +249,7 @@ def make_step(
         program.call,
         level.count,
         tuple(nodes),
-        _borrowed(level),
+        _borrowed(level, split.program),
         {i: numbers[key] for i, key in level.passed_on.items()},
         None if level.fixed_autocast else state,
     )
@@ -280,15 +282,12 @@ def _next_apply(
     return apply
 
 
-def _borrowed(level: NextOrder) -> frozenset[int]:
+def _borrowed(level: NextOrder, program: Program) -> frozenset[int]:
     """Gradients that share memory with something else, of which a node cannot make its own output."""
     found = set()
-    seen: set[Any] = set()
-    for i, e in enumerate(level.leaving):
-        if not e.differentiable:
-            continue
-        source = level.tape.source(e.value)
-        if source.op is None or level.tape.is_view(source) or source in seen:
+    own = {v for op in program.ops if not is_view_op(op.target) for v in op.values}
+    for i, (e, value) in enumerate(zip(level.leaving, program.results, strict=False)):
+        if e.differentiable and value not in own:
             found.add(i)
-        seen.add(source)
+        own.discard(value)
     return frozenset(found)
