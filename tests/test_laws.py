@@ -180,3 +180,25 @@ def test_a_graph_that_goes_out_is_a_private_copy() -> None:
     for a, b in fakes:
         assert (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
         assert a is not b
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_a_backend_is_told_what_stays_and_what_is_donated(frontend: str) -> None:
+    asked: list[Any] = []
+
+    def backend(request: Any) -> Any:
+        asked.append(request)
+        return compile_eager(request)
+
+    model = nn.Linear(3, 2)
+    compiled = aheadgrad.compile(model, backend=backend, frontend=frontend, fallback="error")
+    out = compiled(torch.randn(4, 3)).tanh()
+    assert [request.role for request in asked] == ["forward"]
+    (forward,) = asked
+    assert len(forward.static) == 2
+    assert all(tuple(forward.example_inputs()[i].shape) in ((2, 3), (2,)) for i in forward.static)
+    out.sum().backward()
+    assert [request.role for request in asked] == ["forward", "backward"]
+    backward = asked[1]
+    assert len(backward.tangent_strides) == 1
+    assert set(backward.donated).isdisjoint(backward.static)

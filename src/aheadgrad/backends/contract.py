@@ -20,7 +20,7 @@ from torch import fx
 
 from aheadgrad.program.doors import example_inputs, module_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Buffer, NoGradient, Parameter, Saved, Signature, Tangent
+from aheadgrad.program.slots import NoGradient, Saved, Signature, Tangent
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.fake import FakeTensorMode
 
@@ -57,7 +57,7 @@ class Request:
     @property
     def static(self) -> tuple[int, ...]:
         """Inputs that stay where they are from call to call: parameters and buffers."""
-        return tuple(i for i, p in enumerate(self.program.inputs) if isinstance(p.slot, Parameter | Buffer))
+        return tuple(i for i, p in enumerate(self.program.inputs) if p.static)
 
     @property
     def donated(self) -> tuple[int, ...]:

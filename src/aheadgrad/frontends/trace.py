@@ -62,9 +62,7 @@ class TracedFunction(CompiledFunction):
         if runs_the_original() or any(isinstance(t, FakeTensor) or is_wrapped(t) for t in tensors):
             return self._fn(*args, **kwargs)
         if default_devices() is None:
-            return self._uncompiled(
-                FallbackError("a TorchFunctionMode around the call wants to see each function"), args, kwargs
-            )
+            return self._uncompiled(FallbackError(_WATCHED), args, kwargs)
         if self._full:
             if misses.someone_listens():
                 misses.explain(self.name, self.entries, args, kwargs)

@@ -23,6 +23,7 @@ from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tange
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, Write, Written
 from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
 
 Pattern = tuple[Any, ...]
@@ -30,13 +31,17 @@ Pattern = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """An input; `memory` tells which lie together. `item` is the number that a tensor with one element is."""
+    """An input; `memory` tells which lie together. `item` is the number that a tensor with one element is.
+
+    `static`: it stays where it is from call to call, as parameters do.
+    """
 
     slot: Slot
     value: Any
     requires_grad: bool
     memory: int
     item: Number | None = None
+    static: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +189,14 @@ class Joint(Level):
         """Slots and values of all program inputs."""
         return opened(self.wholes)
 
+    def ports(self) -> list[Port]:
+        """The inputs of a forward or joint program."""
+        fixed = {v for e in self.entrances if e.static for v in values_of(e.value)}
+        return [
+            Port(slot, value, f"primals_{i}", type(value) is Value and value in fixed)
+            for i, (slot, value) in enumerate(self.inputs, start=1)
+        ]
+
     @property
     def has_scalars(self) -> bool:
         """Are there inputs that are no tensors?"""
@@ -229,7 +242,7 @@ class Joint(Level):
     @cached_property
     def program(self) -> Program:
         """The joint program: `(primals, tangents) -> (outputs, gradients)`."""
-        ports = primal_ports(self.inputs)
+        ports = self.ports()
         outputs = self.results(inference=False)
         phases = {"forward"}
         number = 0
@@ -269,12 +282,6 @@ class NextOrder(Level):
     below: tuple[Slot, ...]
     tangents: tuple[int | None, ...]
     passed_on: Mapping[int, int]
-
-
-def primal_ports(inputs: list[tuple[Slot, Any]], prefix: str = "primals") -> list[Port]:
-    if prefix == "arg":
-        return [Port(slot, value, f"arg{i}_1") for i, (slot, value) in enumerate(inputs)]
-    return [Port(slot, value, f"{prefix}_{i + 1}") for i, (slot, value) in enumerate(inputs)]
 
 
 def is_handed_out(facts: Facts, slot: Slot) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from aheadgrad.errors import FallbackError, InvalidProgram
-from aheadgrad.joint.level import Gradients, Joint, Level, primal_ports
+from aheadgrad.joint.level import Gradients, Joint, Level
 from aheadgrad.partition.choose import choose, providers
 from aheadgrad.partition.custom import split_with
 from aheadgrad.partition.saved import SavedSet, SavedValue, Split
@@ -42,14 +42,16 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
 
 def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
     leaving = [v for e in joint.leaving for v in values_of(e.value)]
-    ports, moves = primal_ports(joint.inputs), joint.options.one_node
-    return choose(joint.cutter(), ports, leaving, gradients, joint.changed, moves=moves)
+    moves = joint.options.one_node
+    return choose(joint.cutter(), joint.ports(), leaving, gradients, joint.changed, moves=moves)
 
 
 def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Program:
     outputs = [*joint.results(inference=inference), *saved.outputs]
-    ports = primal_ports(joint.inputs, "arg" if inference else "primals")
     role = "inference" if inference else "forward"
+    ports = joint.ports()
+    if inference:  # as every backend of PyTorch knows them, and from 0 on
+        ports = [replace(port, name=f"arg{i}_1") for i, port in enumerate(ports)]
     return check(joint.cutter().cut(role, ports, outputs, {"forward"}, joint.writes))
 
 
@@ -88,7 +90,7 @@ def _with_told_sizes(joint: Joint, saved: SavedSet) -> SavedSet:
     told = _symbols([joint.facts, *passages]) & set(makers)
     if not told:
         return saved
-    known = providers(joint.tape, primal_ports(joint.inputs))
+    known = providers(joint.tape, joint.ports())
     sizes = dict(saved.sizes)
     for symbol in sorted(told, key=str):
         if symbol not in known:

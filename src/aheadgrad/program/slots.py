@@ -186,6 +186,3 @@ class Signature:
 
     def outputs_of(self, kind: type[Slot]) -> list[int]:
         return [i for i, slot in enumerate(self.outputs) if isinstance(slot, kind)]
-
-    def inputs_of(self, kind: type[Slot]) -> list[int]:
-        return [i for i, slot in enumerate(self.inputs) if isinstance(slot, kind)]

@@ -179,11 +179,15 @@ def free_symbols(values: Any) -> set[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """An input of a program: its meaning, the value (or number, or constant) it stands for, its name."""
+    """An input of a program: its meaning, the value (or number, or constant) it stands for, its name.
+
+    `static`: it stays where it is from call to call.
+    """
 
     slot: Slot
     value: Any
     name: str
+    static: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,7 +66,6 @@ class Call:
 
     inputs: list[tuple[Slot, Tensor]]
     invoke: Callable[[Callable[[Any], Any]], Any]
-    numbers: list[tuple[Slot, Any]] = field(default_factory=list)
     shared: tuple[SharedGroup, ...] = ()
     returns: Callable[[Any, list[str], Any], str] | None = None
     scalars: tuple[Scalar, ...] = ()
@@ -82,7 +81,6 @@ class Forward:
     out_spec: Any
     grad_mode_after: bool
     grad_mode_before: bool
-    number_slots: list[tuple[Slot, Any]]
 
 
 def run(session: Session, call: Call) -> Forward:
@@ -142,7 +140,7 @@ def run(session: Session, call: Call) -> Forward:
             _sync_all(session, flat)
     session.open_sizes.check()
     session.open_sizes.check_memory(flat)
-    return Forward(session, flat, spec, after, before, call.numbers)
+    return Forward(session, flat, spec, after, before)
 
 
 def is_given(session: Session, value: Any) -> bool:
@@ -195,6 +193,26 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(entrance.seen)
 
 
+# What torch says where a recording fails, for want of a type of error, and what it means.
+_SAYS = (
+    (
+        "are out of bounds for storage of size",
+        "autograd addresses memory that the recorded tensors do not have",
+    ),
+    (
+        "Found a custom (non-ATen) operator whose output has alias annotations",
+        "a custom op that changes its arguments is called out of our sight",
+    ),
+    ("INTERNAL ASSERT FAILED", "autograd cannot replay the views of this function"),
+    ("cannot mutate tensors with frozen storage", "memory that an input had before set_ is written to"),
+    (
+        "Attempted to resize a view tensor to a larger size",
+        "an input or a view is resized to hold more elements",
+    ),
+    ("on an invalid python storage", "the memory of a tensor is read or written through its storage"),
+    ("because it has weakref associated with it", "two tensors are swapped"),
+    ("as_strided() is non-compositional", "a view made with as_strided from another view is written to"),
+)
 _FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
 
 
@@ -220,24 +238,11 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
-    if "are out of bounds for storage of size" in str(error):
-        return FallbackError("autograd addresses memory that the recorded tensors do not have")
-    if str(error).startswith("Found a custom (non-ATen) operator whose output has alias annotations"):
-        return FallbackError("a custom op that changes its arguments is called out of our sight")
+    for text, reason in _SAYS:
+        if text in str(error):
+            return FallbackError(reason)
     if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
         return FallbackError("a function given to a control-flow operator closes over a tensor")
-    if "INTERNAL ASSERT FAILED" in str(error):
-        return FallbackError("autograd cannot replay the views of this function")
-    if "cannot mutate tensors with frozen storage" in str(error):
-        return FallbackError("memory that an input had before set_ is written to")
-    if str(error).startswith("Attempted to resize a view tensor to a larger size"):
-        return FallbackError("an input or a view is resized to hold more elements")
-    if "on an invalid python storage" in str(error):
-        return FallbackError("the memory of a tensor is read or written through its storage")
-    if "because it has weakref associated with it" in str(error):
-        return FallbackError("two tensors are swapped")
-    if "as_strided() is non-compositional" in str(error):
-        return FallbackError("a view made with as_strided from another view is written to")
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)
     if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")

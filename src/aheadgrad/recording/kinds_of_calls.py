@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,27 +19,20 @@ NEEDS_VALUE = {
     torch.Tensor.map2_: "Tensor.map2_()",
 }
 COPIES_MEMORY: set[Any] = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__}
-_KEEPS_NO_STRIDES = {
-    "t_",
-    "transpose_",
-    "swapaxes_",
-    "swapdims_",
-    "squeeze_",
-    "unsqueeze_",
-    "as_strided_",
-    "resize_",
-    "resize_as_",
-    "set_",
-    "detach_",
-    "requires_grad_",
-}
+
+
+@functools.cache
+def _reshapes(name: str) -> bool:
+    """Is this an op that changes sizes, strides or memory in place?"""
+    op = getattr(torch.ops.aten, name, None)
+    return op is not None and any(torch.Tag.inplace_view in getattr(op, o).tags for o in op.overloads())
 
 
 def writes(func: Any, kwargs: dict[str, Any]) -> bool:
     """Does a call change one of its arguments in place, and leave its strides alone?"""
     name = getattr(func, "__name__", "")
     if name.endswith("_"):
-        if name in _KEEPS_NO_STRIDES:
+        if name == "requires_grad_" or _reshapes(name):
             return False
         return not name.endswith("__") or name == "__setitem__" or name.startswith("__i")
     return kwargs.get("out") is not None or kwargs.get("inplace") is True

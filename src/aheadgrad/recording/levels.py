@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.joint import level as values
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Buffer, Parameter, Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
@@ -19,6 +19,7 @@ from aheadgrad.recording.lower import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.dynamo import is_static
 from aheadgrad.torchlayer.subclasses import Form, parts_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
@@ -35,6 +36,7 @@ def lower(recording: Recording) -> values.Joint:
             e.leaf.requires_grad,
             low.memory(functional.storage_key(e.seen)),
             None if (item := session.items.get(id(e.real))) is None else as_number(item),
+            is_static(e.real) or isinstance(e.slot, Parameter | Buffer),
         )
         for e in session.entrances
     )
@@ -186,6 +188,6 @@ class _Levels:
 
     def _target(self, t: Target) -> values.Target:
         passage = isinstance(t.leaf, Passage)
-        is_leaf = not passage and t.leaf.is_leaf
+        is_leaf = t.kind == "input" and t.leaf.is_leaf  # of a view, autograd would have to make its history
         slot = self.level.slot_of(t)
         return values.Target(t.kind, t.index, self.low.key(t.leaf), slot, t.name, is_leaf, passage)

@@ -28,7 +28,7 @@ from aheadgrad.recording.refusals import (
     check_leaf_view,
     check_reach,
 )
-from aheadgrad.recording.substitutes import SUBSTITUTES, set_item
+from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
 from aheadgrad.recording.values import Unknown
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
@@ -90,7 +90,7 @@ class Lift(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self.reading:
-            return self._read(func, args, kwargs) if func in NEEDS_VALUE else func(*args, **kwargs)
+            return self._read(func, args, kwargs) if func in NEEDS_VALUE else counted(func, args, kwargs)
         self.session.ambient.check()
         if self.session.ambient.inference and torch.is_grad_enabled() and func is not set_grad_enabled:
             with torch.no_grad():  # nothing has a history in inference mode, whatever grad mode says
@@ -277,7 +277,7 @@ class Lift(TorchFunctionMode):
         if substitute is not None:
             return substitute(*args, **kwargs)
         if not writes(func, kwargs):
-            return func(*args, **kwargs)
+            return counted(func, args, kwargs)
         kept = self.session.layouts
         written = [(t, geometry_of(t), kept.siblings(t)) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
@@ -300,7 +300,7 @@ class Lift(TorchFunctionMode):
         elif kwargs.get("out") is not None:
             out = self._call_out(func, args, kwargs, written)
         else:
-            out = func(*args, **kwargs)
+            out = counted(func, args, kwargs)
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
             kept.written(t, geometry, siblings)

@@ -82,6 +82,28 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
             )
 
 
+def check_list(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before `_foreach_mul_` and the like: eager takes one after the other, a recording all at once."""
+    written = args[0]
+    used: dict[Any, list[tuple[int, Tensor]]] = {}
+    for value in (*args, *kwargs.values()):
+        several = enumerate(value) if isinstance(value, list | tuple) else ((len(written), value),)
+        for i, t in several:
+            if isinstance(t, Tensor) and t.layout is torch.strided:
+                used.setdefault(functional.storage_key(t), []).append((i, t))
+    for i, t in enumerate(written):
+        for j, other in used[functional.storage_key(t)] if t.layout is torch.strided else ():
+            if (j > i and _meet(t, other)) or (j == i and _overlap(t, other) == "partial"):
+                raise FallbackError("a list of tensors that share memory is written to")
+
+
+def _meet(a: Tensor, b: Tensor) -> bool:
+    status = _overlap(a, b)
+    if status == "unknown":
+        return max(_length(a), _length(b)) > _MOST_ELEMENTS or _touch(a, b)
+    return status != "none"
+
+
 _INTO_BASES = {  # how functionalization writes a view back into what it is a view of
     torch.ops.aten.select_scatter.default,
     torch.ops.aten.slice_scatter.default,

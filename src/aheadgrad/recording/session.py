@@ -68,7 +68,6 @@ class Session:
         self.trace = Trace()
         self.trace.sized = follows_values(mode)
         self.entrances: list[Entrance] = []
-        self.numbers: list[tuple[Slot, Any]] = []
         self.shadows: list[tuple[Entrance, Tensor]] = []
         self.members: list[Member] = []
         self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
@@ -220,10 +219,6 @@ class Session:
 
     def entrance_of(self, seen: Tensor) -> Entrance | None:
         return self._by_seen.get(id(seen))
-
-    def stand_in(self, real: Tensor, entrance: Entrance) -> None:
-        """Lets a real tensor be known under an entrance made for another."""
-        self._by_real[id(real)] = entrance
 
     def is_leaf_input(self, t: Tensor) -> bool:
         entrance = self.entrance_of(t) or self._by_real.get(id(t))

@@ -1,4 +1,4 @@
-"""Functions that get a twin: kernels that write to arguments without saying so, and dropout.
+"""Functions that get a twin, or help: kernels that write to arguments without saying so, and dropout.
 
 `torch.batch_norm` updates its running statistics although its schema does not mention it, and
 functionalization would lose the update.
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from aheadgrad.recording.overlaps import check_list
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
+from aheadgrad.torchlayer.functional import is_wrapped
 from aheadgrad.torchlayer.functions import (
     assert_async,
     batch_norm_in_eval,
@@ -22,6 +24,7 @@ from aheadgrad.torchlayer.functions import (
     verify_batch_size,
     verify_spatial_size,
 )
+from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.symbols import typical
 
 
@@ -151,6 +154,18 @@ def set_item(t: Tensor, index: Any, value: Any) -> None:
         t.unsqueeze(0)[index.unsqueeze(0)] = value
     else:
         t[index] = value
+
+
+def counted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function. The version counters of what `_foreach_mul_` and the like write are moved by kernels,
+    which do not run here; and before what is saved of the results."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    if args and name.startswith("_foreach_") and name.endswith("_"):
+        check_list(args, kwargs)
+        for t in args[0]:
+            if is_wrapped(t) and not is_foreign(t):
+                set_version(t, version(t) + 1)
+    return func(*args, **kwargs)
 
 
 def _unfold(t: Tensor, dimension: int, size: int, step: int) -> Tensor:

@@ -12,6 +12,7 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.joint.requests import Unusual
 from aheadgrad.runtime.backward import Backward, Make
 from aheadgrad.torchlayer.autocast import autocast_state
+from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import Form, build, form_of, is_foreign, parts_of, same_meta
 
@@ -49,8 +50,15 @@ class LaidOutBackward(Backward):
         state = None if self.fixed_autocast else autocast_state()
         program = self.find(kinds, state)
         given = zip(tangents, kinds, self.expected, strict=True)
-        saved += (_as_recorded(t, kind, order) for t, kind, order in given if t is not None)
-        return self.use(node, program, saved, state)
+        found = [(t, _as_recorded(t, kind, order)) for t, kind, order in given if t is not None]
+        copies = [(t, copy, version(copy)) for t, copy in found if copy is not t]
+        saved += (laid_out for _, laid_out in found)
+        del found
+        grads = self.use(node, program, saved, state)
+        for t, copy, before in copies:
+            if version(copy) != before:  # a custom backward changes the gradient that it is given
+                t.copy_(copy)
+        return grads
 
     def _kind(self, t: Tensor | None, expected: Any) -> Kind:
         if t is None:

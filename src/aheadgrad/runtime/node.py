@@ -197,16 +197,7 @@ def _backward(
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
-    if shape.fresh and shape.outputs > 1 and type(backward) is Backward:
-        with script.block("try:"):
-            script.line(f"saved = {saved}")
-        with script.block("except RuntimeError:"):
-            find = names.name(backward, "find_backward")
-            script.line(
-                f"saved = {names.name(_unchanged, 'unchanged')}(ctx, {find}, {joined}, {shape.fresh})"
-            )
-    else:
-        script.line(f"saved = {saved}")
+    _take_saved(script, backward, shape, saved, joined)
     if ways.loose:
         with script.block("if links:"):
             if count:
@@ -227,6 +218,19 @@ def _backward(
     script.line(f"saved = [{numbers}*saved]")
     script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(ctx, saved, {joined}))")
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
+
+
+def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, tangents: str) -> None:
+    """What was saved; where some of it was changed since, what the tangents at hand need of it."""
+    if not (shape.fresh and shape.outputs > 1 and type(backward) is Backward):
+        script.line(f"saved = {saved}")
+        return
+    with script.block("try:"):
+        script.line(f"saved = {saved}")
+    with script.block("except RuntimeError:"):
+        unchanged = script.names.name(_unchanged, "unchanged")
+        find = script.names.name(backward, "find_backward")
+        script.line(f"saved = {unchanged}(ctx, {find}, {tangents}, {shape.fresh})")
 
 
 def _unchanged(ctx: Any, backward: Backward, tangents: tuple[Any, ...], fresh: tuple[bool, ...]) -> list[Any]:

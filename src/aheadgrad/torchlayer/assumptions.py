@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 import sympy
-import torch
-from torch import SymFloat, Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import must_be_held
-from aheadgrad.torchlayer.symbols import expression, is_symbolic
 from aheadgrad.torchlayer.unbacked import set_aside
 
 Sizes = dict[Any, int | float]
@@ -93,24 +90,6 @@ def _state(env: ShapeEnv) -> dict[str, Any]:
 def _restore(env: ShapeEnv, before: dict[str, Any]) -> None:
     vars(env).update(before)
     _changed(env)
-
-
-def sizes_from(pairs: Iterable[tuple[Any, Any]]) -> Sizes:
-    """What symbols stand for, by traced values and the real ones in their place."""
-    found: Sizes = {}
-    for traced, real in pairs:
-        numbers: Iterable[tuple[Any, Any]] = [(traced, real)]
-        if isinstance(traced, Tensor):
-            both = [(*t.size(), *_strides(t)) for t in (traced, real)]
-            numbers = zip(*both, strict=True)
-        for number, value in numbers:
-            if is_symbolic(number) and expression(number).is_Symbol:
-                found[expression(number)] = float(value) if isinstance(number, SymFloat) else int(value)
-    return found
-
-
-def _strides(t: Tensor) -> tuple[Any, ...]:
-    return (*t.stride(), t.storage_offset()) if t.layout is torch.strided else ()
 
 
 def _changed(env: ShapeEnv) -> None:

@@ -45,6 +45,11 @@ def dynamos_mode() -> FakeTensorMode | None:
     return None if context is None else context.fake_mode
 
 
+def is_static(t: Tensor) -> bool:
+    """Does a tensor stay where it is from call to call: a parameter, or one that Dynamo says so of?"""
+    return isinstance(t, torch.nn.Parameter | torch.nn.Buffer) or hasattr(t, "_dynamo_static_input_type")
+
+
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
     """The symbols behind the example inputs: their own, or those that Dynamo has given to them."""
     mode = mode_of(list(args))

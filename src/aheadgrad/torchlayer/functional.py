@@ -150,10 +150,6 @@ def has_metadata_mutation(t: Tensor) -> bool:
     return any(map(torch._functionalize_has_metadata_mutation, wrappers(t)))
 
 
-def storage_was_changed(t: Tensor) -> bool:
-    return bool(torch._functionalize_was_storage_changed(t))
-
-
 def storage_key(t: Tensor) -> Any:
     """Identifies the storage that a wrapper lives in: aliases have equal keys."""
     if type(t) is Veil:
