@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, reason_of
+from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, let_go_of_locals, reason_of
 from aheadgrad.joint.requests import Further, LooksAtValues, NeedsSizes, Request, Unusual
 from aheadgrad.program.values import Value
 from aheadgrad.recording.borders import with_sizes
@@ -37,13 +37,17 @@ class LiveDoor:
                 found = self._more(request)
             except Exception as error:
                 self.level.lowering.forget(mark)
+                let_go_of_locals(error)
                 told = explained(error)
-                if isinstance(told, DataDependentError):
-                    strict = self.level.options.fallback == "error" or self.level.session.veiled
-                    raise told if strict else LooksAtValues(reason_of(told)) from error
-                if isinstance(told, AheadgradError) and request.requiring is not None:
-                    raise told from error
-                raise
+                try:
+                    if isinstance(told, DataDependentError):
+                        strict = self.level.options.fallback == "error" or self.level.session.veiled
+                        raise told if strict else LooksAtValues(reason_of(told)) from error
+                    if isinstance(told, AheadgradError) and request.requiring is not None:
+                        raise told from error
+                    raise
+                finally:
+                    del told  # which holds this frame
             if request.values is not None and request.requiring is None:
                 self.level.lowering.forget(mark)
             return found
