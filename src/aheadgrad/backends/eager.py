@@ -17,7 +17,7 @@ from aheadgrad.program.program import Program
 def compile_eager(request: Request | Program) -> Executable:
     """An executable whose lines callers that generate code can take; others get a function of its own."""
     program = request.program if isinstance(request, Request) else request
-    inline = functools.partial(write_body, program, keep_places=True)
+    inline = functools.partial(write_body, program)
     return Executable(Later(functools.partial(_function, program)), inline=inline)
 
 

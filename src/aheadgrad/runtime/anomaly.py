@@ -46,11 +46,11 @@ def checked(
     assert backward.checking is not None
     try:
         if not torch.is_grad_enabled():
-            return list(backward.checking.run(saved, tangents))
+            return list(backward.checking.run(None, saved, tangents))
         set_grad_enabled(False)  # only a look: the gradients need a history
         try:
             with random.preserved():
-                backward.checking.run(saved, tangents)
+                backward.checking.run(None, saved, tangents)
         finally:
             set_grad_enabled(True)
         return None

@@ -71,7 +71,8 @@ class Backward:
         self.find(pattern, None if self.fixed_autocast else autocast_state())
         return self.used.get(pattern)
 
-    def run(self, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+    def run(self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+        """The gradients. `saved` is used up, and the node lets go of it unless the graph is kept."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
         state = None if self.fixed_autocast else autocast_state()
         program = self.programs.get((pattern, state))
@@ -79,9 +80,14 @@ class Backward:
             if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
-                    return self.run(saved, tuple(map(laid_out, tangents, self.expected)))
+                    return self.run(node, saved, tuple(map(laid_out, tangents, self.expected)))
             program = self.find(pattern, state)
-        args = [*saved, *(t for t in tangents if t is not None)]
+        saved += (t for t in tangents if t is not None)
+        return self.use(node, program, saved, state)
+
+    def use(self, node: Any, program: Run, args: list[Any], state: AutocastState | None) -> list[Any]:
+        if node is not None and not isinstance(program, Failure):
+            node.maybe_clear_saved_tensors()
         if state is None:
             return program(args)
         with state.suspended():

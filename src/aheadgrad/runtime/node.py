@@ -118,7 +118,7 @@ class Direct:
     Inside a node's forward grad mode is off anyway, and nothing has to be carried over.
     """
 
-    inline: Callable[[Script, list[str]], list[str]]
+    inline: Callable[..., list[str]]
     inputs: tuple[str, ...]
     positions: tuple[int, ...]
     results: int
@@ -128,7 +128,7 @@ class Direct:
 
     def write(self, names: Namespace, ways: Ways) -> tuple[Any, str]:
         script = Script("node_forward", names)
-        values = self.inline(script, list(self.inputs))
+        values = self.inline(script, list(self.inputs), keep_places=True)
         script.line(f"{''.join(f'r{i}, ' for i in range(self.results))}= {', '.join(values)},")
         for i in sorted(self.views):
             script.line(f"r{i} = r{i}.detach()")
@@ -203,11 +203,9 @@ def _backward(
             if count:
                 script.line(f"saved = saved[:{count}]")
             find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
-            grads = f"{find}, [{numbers}*saved], {joined}, {shape.inputs})"
+            grads = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs})"
             with script.block("if any(t is not None for t in links):"):
                 script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
-    if sizes:
-        script.line("saved = [*ctx.sizes, *saved]")
     usual = backward.usual if type(backward) is Backward else None
     if usual is not None:
         tests = [
@@ -216,8 +214,9 @@ def _backward(
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
         with script.block(f"if {' and '.join(tests)}:"):
-            _usual(script, usual, tangents, count + sizes, arrange)
-    script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(saved, {joined}))")
+            _usual(script, usual, tangents, shape, arrange)
+    script.line(f"saved = [{numbers}*saved]")
+    script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(ctx, saved, {joined}))")
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
 
 
@@ -249,24 +248,35 @@ def _unchanged(ctx: Any, backward: Backward, tangents: tuple[Any, ...], fresh: t
     return saved
 
 
-def _found(backward: Backward, saved: list[Any], tangents: tuple[Any, ...], inputs: int) -> list[Any]:
+def _found(
+    backward: Backward, ctx: Any, saved: list[Any], tangents: tuple[Any, ...], inputs: int
+) -> list[Any]:
     """Gradients for these tangents, of which there may be none: all that came, came through links."""
     if all(t is None for t in tangents):
         return [None] * inputs
-    return list(backward.run(saved, tangents))
+    return list(backward.run(ctx, saved, tangents))
 
 
-def _usual(script: Script, run: Executable, tangents: list[str], saved: int, arrange: Arrangement) -> None:
-    """All tangents are there and laid out as expected: the program's own lines, where it has them."""
-    if run.inline is None:
-        call = f"{script.names.name(run.call, 'backward')}([*saved, {', '.join(tangents)}])"
-        script.line(f"return {script.names.name(arrange, 'arrange')}.spread({call})")
+def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, arrange: Arrangement) -> None:
+    """All tangents are there and laid out as expected: the program's own lines, where it has them.
+
+    The node lets go of what it saved, unless the graph is kept, so that the program frees it as it goes.
+    """
+    places = [f"n{i}" for i in range(shape.sizes)] + [f"s{i}" for i in range(shape.saved)]
+    if shape.sizes:
+        script.line(f"{', '.join(places[: shape.sizes])}, = ctx.sizes")
+    if shape.saved:
+        script.line(f"{', '.join(places[shape.sizes :])}, = saved")
+        script.line("del saved")
+        script.line("ctx.maybe_clear_saved_tensors()")
+    if run.inline is not None:
+        results = run.inline(script, [*places, *tangents], keep_places=False)
+        script.line(f"return {arrange.text(results)}")
         return
-    places = [f"s{i}" for i in range(saved)]
-    if places:
-        script.line(f"{', '.join(places)}, = saved")
-    results = run.inline(script, [*places, *tangents])
-    script.line(f"return {arrange.text(results)}")
+    script.line(f"args = [{', '.join([*places, *tangents])}]")
+    script.line(f"del {', '.join([*places, *tangents])}")
+    call = f"{script.names.name(run.call, 'backward')}(args)"
+    script.line(f"return {script.names.name(arrange, 'arrange')}.spread({call})")
 
 
 def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:
