@@ -76,8 +76,8 @@ class Request:
 @dataclass(frozen=True, eq=False)
 class Executable:
     """`call` takes a list and returns one. `strides` are those of its results, where they are known to be
-    others than the program says. `inline(script, places)` writes its lines into a script, for callers that
-    generate code."""
+    others than the program says. `inline(script, places, keep_places=...)` writes its lines into a script,
+    for callers that generate code; they say whether they go on with what is in these places."""
 
     call: Boxed
     strides: tuple[Any, ...] | None = None

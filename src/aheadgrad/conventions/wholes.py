@@ -38,7 +38,7 @@ from aheadgrad.torchlayer.subclasses import (
 )
 from aheadgrad.torchlayer.symbols import Number, is_ragged, is_symbolic
 
-Inline = Callable[[Script, list[str]], list[str]]
+Inline = Callable[..., list[str]]
 
 
 def open_up(script: Script, form: Form, name: str) -> list[str]:
@@ -89,7 +89,7 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
     """The forward, taking and returning whole tensors; `results` are those of the program itself."""
     tensors = len(joint.entrances)
 
-    def inline(script: Script, given: list[str]) -> list[str]:
+    def inline(script: Script, given: list[str], *, keep_places: bool) -> list[str]:
         places: list[str] = []
         wholes_given, numbers = iter(given[:tensors]), iter(given[tensors:])
         for _, value in joint.wholes:
@@ -99,7 +99,7 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
                 places.append(next(wholes_given))
             else:
                 places.append(next(numbers) if type(value) is Number else script.names.literal(value))
-        values = iter(_lines(forward, script, places, results))
+        values = iter(_lines(forward, script, places, results, keep_places=keep_places))
         wholes: list[str] = []
         for i, e in enumerate(joint.leaving):
             if type(e.value) is not Bundle:
@@ -115,7 +115,7 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
             wholes.append(put_together(script.names, e.value.form, iter(parts)) if wanted else "None")
         return [*wholes, *values]
 
-    return _boxed("forward_of_wholes", inline, tensors + len(joint.numbers))
+    return _boxed("forward_of_wholes", inline, tensors + len(joint.numbers), keep_places=True)
 
 
 def unchanged_wholes(joint: Joint) -> frozenset[str]:
@@ -132,11 +132,11 @@ def backward_of_wholes(gradients: Gradients, run: Executable, saved: int) -> Exe
         return run
     results = sum(len(g.parts) if type(g) is Bundle else 1 for g in gradients.grads)
 
-    def inline(script: Script, given: list[str]) -> list[str]:
+    def inline(script: Script, given: list[str], *, keep_places: bool) -> list[str]:
         places = given[:saved]
         for value, name in zip(tangents, given[saved:], strict=True):
             places += open_up(script, value.form, name) if type(value) is Bundle else [name]
-        values = iter(_lines(run, script, places, results))
+        values = iter(_lines(run, script, places, results, keep_places=keep_places))
         wholes = []
         for value in gradients.grads:
             if type(value) is Bundle:
@@ -145,24 +145,29 @@ def backward_of_wholes(gradients: Gradients, run: Executable, saved: int) -> Exe
                 wholes.append(next(values))
         return wholes
 
-    return _boxed("backward_of_wholes", inline, saved + len(tangents))
+    return _boxed("backward_of_wholes", inline, saved + len(tangents), keep_places=False)
 
 
-def _lines(run: Executable, script: Script, places: list[str], results: int) -> list[str]:
+def _lines(
+    run: Executable, script: Script, places: list[str], results: int, *, keep_places: bool
+) -> list[str]:
     """The program's own lines where it has them, a call otherwise."""
     if run.inline is not None:
-        return run.inline(script, places)
-    script.line(f"results = {script.names.name(run.call, 'program')}([{', '.join(places)}])")
+        return run.inline(script, places, keep_places=keep_places)
+    script.line(f"args = [{', '.join(places)}]")
+    if places and not keep_places:
+        script.line(f"del {', '.join(places)}")
+    script.line(f"results = {script.names.name(run.call, 'program')}(args)")
     return [f"results[{k}]" for k in range(results)]
 
 
-def _boxed(title: str, inline: Inline, count: int) -> Executable:
+def _boxed(title: str, inline: Inline, count: int, *, keep_places: bool) -> Executable:
     script = Script(title)
     given = [f"p{i}" for i in range(count)]
     if given:
         script.line(f"{', '.join(given)}, = args")
         script.line("args.clear()")
-    script.line(f"return [{', '.join(inline(script, given))}]")
+    script.line(f"return [{', '.join(inline(script, given, keep_places=keep_places))}]")
     return Executable(script.function("args")[0], inline=inline)
 
 

@@ -24,7 +24,10 @@ _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 def write_body(
     program: Program, script: Script, places: list[str], *, keep_places: bool = False
 ) -> list[str]:
-    """Writes the program's lines on the given local names; returns expressions for its results."""
+    """Writes the program's lines on the given local names; returns expressions for its results.
+
+    `keep_places`: the caller goes on with these names. Otherwise they are dropped like any other value.
+    """
     return _Body(program, script, places, keep_places).write()
 
 
@@ -44,16 +47,27 @@ class _Body:
                 self.names.setdefault(port.value, place)
             elif type(port.value) is Number:
                 self.numbers.setdefault(port.value.expr, place)
+        self.places = places
         self.stay = set(self.names) if keep_places else set()
 
     def write(self) -> list[str]:
         dropped = self._last_uses()
+        if not self.stay:
+            self._drop(self._unused_places())
         for op in self.program.ops:
             self._op(op)
-            dead = [self.names[v] for v in dropped.get(op, ()) if v not in self.stay]
-            if dead:
-                self.script.line(f"del {', '.join(dead)}")
+            self._drop([self.names[v] for v in dropped.get(op, ()) if v not in self.stay])
         return [self._argument(r) for r in self.program.results]
+
+    def _drop(self, names: list[str]) -> None:
+        if names:
+            self.script.line(f"del {', '.join(names)}")
+
+    def _unused_places(self) -> list[str]:
+        """Where tensors are given that no op looks at, or that are given twice."""
+        ports = zip(self.program.inputs, self.places, strict=True)
+        given = [(p.value, place) for p, place in ports if type(p.value) is Value]
+        return [place for v, place in given if v not in self.used or self.names[v] != place]
 
     def _op(self, op: Op) -> None:
         name = local_name(op.name)

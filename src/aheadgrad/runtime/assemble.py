@@ -121,7 +121,7 @@ def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
 def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
     results = [result_name(i) for i in range(a.results)]
     if a.forward.inline is not None:
-        values = a.forward.inline(script, params)
+        values = a.forward.inline(script, params, keep_places=True)
         if results:
             script.line(f"{', '.join(results)}, = {', '.join(values)},")
     else:

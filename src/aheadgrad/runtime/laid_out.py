@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import Form, build, form_of, is_foreign, parts_of, same_meta
+from aheadgrad.torchlayer.wanted import Wanted
 
 Kind = Unusual | bool
 """Of a tangent: missing (False), as expected (True), or unusual."""
@@ -46,17 +46,18 @@ class LaidOutBackward(Backward):
     def usual_pattern(self) -> tuple[Any, ...]:
         return (True,) * len(self.expected)
 
-    def run(self, saved: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
+    def run(
+        self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
+    ) -> list[Any]:
         kinds = tuple(map(self._kind, tangents, self.expected))
         state = None if self.fixed_autocast else autocast_state()
-        program = self.find(kinds, state)
+        program = self.find(kinds, state, wanted)
         given = zip(tangents, kinds, self.expected, strict=True)
         found = [(t, _as_recorded(t, kind, order)) for t, kind, order in given if t is not None]
         copies = [(t, copy, version(copy)) for t, copy in found if copy is not t]
-        args = [*saved, *(laid_out for _, laid_out in found)]
+        saved += (laid_out for _, laid_out in found)
         del found
-        with nullcontext() if state is None else state.suspended():
-            grads = program(args)
+        grads = self.use(node, program, saved, state)
         for t, copy, before in copies:
             if version(copy) != before:  # a custom backward changes the gradient that it is given
                 t.copy_(copy)
