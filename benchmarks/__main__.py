@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from . import any_order, capture, front_door, guards, peak, saved, step, subclasses
+from . import any_order, capture, front_door, guards, peak, saved, second_order, step, subclasses
 from .measure import table
 
 BENCHMARKS = {
@@ -21,6 +21,7 @@ BENCHMARKS = {
     "peak": peak.run,
     "guards": guards.run,
     "any_order": any_order.run,
+    "second_order": second_order.run,
     "subclasses": subclasses.run,
 }
 

@@ -13,7 +13,7 @@ was not compiled for (`Steps`): another pattern of tangents, the next order, oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ from aheadgrad.options import Options
 from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
+from aheadgrad.partition.wanted import program_of_wanted
+from aheadgrad.program.program import Program
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.levels import lower
@@ -54,6 +56,7 @@ from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
+from aheadgrad.torchlayer.wanted import Wanted
 
 
 def run(call: Call, options: Options) -> Entry:
@@ -145,13 +148,19 @@ class Steps:
         usual: Executable | None,
         pattern: tuple[Any, ...],
         state: AutocastState | None,
+        wanted: Wanted,
         *,
         checking: bool,
     ) -> tuple[Run, frozenset[int] | None]:
-        """A backward for tangents of this pattern; with the positions of the saved tensors that it uses."""
+        """A backward for tangents of this pattern to the wanted gradients; with the positions of the saved
+        tensors that it uses."""
         level = self.level
         asked, by_subclasses = _asked(level, pattern)
         used: list[frozenset[int]] = []
+        if wanted is not None and not (by_subclasses or checking or state is not None):
+            part = self._part(component, saved, asked, wanted)
+            if part is not None:
+                return part
 
         def make(further: Further) -> Run:
             try:
@@ -163,17 +172,30 @@ class Steps:
                 return padded(usual.call, outputs, component.expected, asked)
             if by_subclasses:
                 return compile_eager(program).call
-            if not level.lays_out:
-                taken = {v for op in program.ops for v in op.uses}
-                used.append(frozenset(k for k, s in enumerate(saved.tensors) if s.value in taken))
+            used.extend(_used(level, program, saved))
             if checking:
                 made = Executable(looking_for_nan(program, further.edges))
             else:
                 made = compile_program(level.options.backend, program, self.mode)
             return backward_of_wholes(further.gradients, made, len(saved.values)).call
 
-        request = Request(component.number, asked, state, edges=checking)
+        request = Request(component.number, asked, state, edges=checking, wanted=wanted)
         return self._recorded(request, saved, make), used[0] if used else None
+
+    def _part(
+        self, component: Component, saved: SavedSet, asked: tuple[Any, ...], wanted: Wanted
+    ) -> tuple[Run, frozenset[int] | None] | None:
+        """A backward to the wanted gradients, cut out of the one for all of them if it can be had so."""
+        level, whole = self.level, self.level.gradients[component.number]
+        usual = asked == component.expected or all(kind is True for kind in asked)
+        if whole is None or not (whole.usual and usual) or level.options.partition != "default":
+            return None
+        program = program_of_wanted(level, whole, saved, wanted)
+        if program is None:
+            return None
+        made = compile_program(level.options.backend, program, self.mode)
+        run = backward_of_wholes(whole.only(wanted), made, len(saved.values)).call
+        return run, next(_used(level, program, saved), None)
 
     def differentiable(
         self,
@@ -183,6 +205,7 @@ class Steps:
         pattern: tuple[Any, ...],
         requiring: tuple[bool, ...],
         state: AutocastState | None,
+        wanted: Wanted,
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
         fixed, options = self.level.fixed_autocast, self.level.options
@@ -203,7 +226,7 @@ class Steps:
             steps = Steps(level, door, self.mode)
             return make_step(level, parts, program, backwards, saved, ways, under, steps)
 
-        request = Request(component.number, pattern, state, requiring)
+        request = Request(component.number, pattern, state, requiring, wanted=wanted)
         return self._recorded(request, saved, make)
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
@@ -244,6 +267,13 @@ class Steps:
         exits = self.level.components[request.component].exits
         asked = zip(exits, request.tangents, strict=True)
         return [self.level.exits[i].size for i, t in asked if t is not None]
+
+
+def _used(level: Level, program: Program, saved: SavedSet) -> Iterator[frozenset[int]]:
+    """The positions of the saved tensors that a backward uses, where that makes a difference."""
+    if not level.lays_out:
+        taken = {v for op in program.ops for v in op.uses}
+        yield frozenset(k for k, s in enumerate(saved.tensors) if s.value in taken)
 
 
 def _asked(level: Level, pattern: tuple[Any, ...]) -> tuple[tuple[Any, ...], bool]:

@@ -12,11 +12,14 @@ from aheadgrad.backends.contract import Boxed, Executable, Later, Request
 from aheadgrad.emit.body import local_name, write_body
 from aheadgrad.emit.script import Script
 from aheadgrad.program.program import Program
+from aheadgrad.program.shorter import shortened
 
 
 def compile_eager(request: Request | Program) -> Executable:
     """An executable whose lines callers that generate code can take; others get a function of its own."""
     program = request.program if isinstance(request, Request) else request
+    if program.role == "backward" and not program.parts_first:
+        program = shortened(program)
     inline = functools.partial(write_body, program)
     return Executable(Later(functools.partial(_function, program)), inline=inline)
 

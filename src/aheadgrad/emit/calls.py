@@ -18,6 +18,8 @@ aten = torch.ops.aten
 
 FAST: dict[Any, Callable[..., Any]] = {
     aten.mul.Tensor: torch.mul,
+    aten.rsub.Scalar: torch.rsub,
+    aten.pow.Tensor_Scalar: torch.pow,
     aten.add.Tensor: torch.add,
     aten.sub.Tensor: torch.sub,
     aten.div.Tensor: torch.div,

@@ -234,8 +234,8 @@ class State:
 
 
 # held(things) tells whether dictionaries are unchanged; ids are those of all tensors found
-STAMP = "held, things, state, named, hooks, ids, pointers, storages"
-_NOTHING: tuple[Any, ...] = (bool, (), (), (), -1, frozenset(), (), frozenset())  # held(things) is false
+STAMP = "held, things, state, named, containers, hooks, ids, pointers, storages"
+_NOTHING: tuple[Any, ...] = (bool, (), (), (), (), -1, frozenset(), (), frozenset())  # held(things) is false
 
 
 class Surroundings:
@@ -280,7 +280,8 @@ class Surroundings:
                 return None
             kept = tensors if self.keeps_pointers else ()
             pointers, storages = tuple(map(Tensor.data_ptr, kept)), frozenset(map(storage_key, kept))
-            rest = (tensors, named, hooks, frozenset(now.places), pointers, storages)
+            containers = tuple(value for _, value in now.containers)
+            rest = (tensors, named, containers, hooks, frozenset(now.places), pointers, storages)
             if held(things) and not any(self._empty_hooks):  # the first check notes the versions
                 self.stamp = (held, things, *rest)
             return (bool, (), *rest)

@@ -8,7 +8,7 @@ is asked for at a door (`requests`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from aheadgrad.program.values import Port, Value, Write, Written
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
+from aheadgrad.torchlayer.wanted import Wanted
 
 Pattern = tuple[Any, ...]
 
@@ -114,7 +115,7 @@ class Component:
 class Gradients:
     """What one backward computes: from tangents (None where absent) to gradients.
 
-    `usual`: for the tangents that are expected.
+    `usual`: for the tangents that are expected, and of all targets.
     """
 
     component: Component
@@ -122,6 +123,13 @@ class Gradients:
     grads: tuple[Any, ...]
     phase: str
     usual: bool
+
+    def only(self, wanted: Wanted) -> Gradients:
+        """Of these targets only."""
+        if wanted is None:
+            return self
+        grads = tuple(g if asked else None for g, asked in zip(self.grads, wanted, strict=True))
+        return replace(self, grads=grads, usual=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +157,11 @@ class Level:
     @property
     def leaving(self) -> tuple[Exit, ...]:
         return self.exits[: self.count]
+
+    @property
+    def selects(self) -> bool:
+        """Are there backwards for some of the gradients? The drop-in's compilers expect one backward."""
+        return not (self.options.one_node and self.order == 0)
 
     @property
     def lays_out(self) -> bool:

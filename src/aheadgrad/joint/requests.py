@@ -2,6 +2,7 @@
 
     door.more(Request(0, (None, True), state))      ->  Further: another pattern of tangents
     door.more(Request(..., requiring=(True,)))      ->  Further with a level of its own: the next order
+    door.more(Request(..., wanted=(True, False)))   ->  Further: gradients of the first target only
 
 An entry whose door is closed still runs everything that it was compiled for.
 """
@@ -17,6 +18,7 @@ from aheadgrad.program.cut import Sizes
 from aheadgrad.program.tape import Tape
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.subclasses import Form
+from aheadgrad.torchlayer.wanted import Wanted
 
 
 class Unusual(NamedTuple):
@@ -34,7 +36,8 @@ class Request:
     """A backward of one component, to be recorded.
 
     `tangents` tells for each exit: None (missing), True (as expected), strides, a form, or `Unusual`.
-    `requiring`: which of them require grad, for a backward that is to be differentiated. `sizes`: for these
+    `requiring`: which of them require grad, for a backward that is to be differentiated. `wanted`: which of
+    the component's targets gradients are asked for, None for all. `sizes`: for these
     only. `values` are real tensors and numbers that stand for saved values and tangents, where the backward
     looks at values; what is recorded with them is forgotten at once, unless it has a next order. `edges`:
     anomaly mode wants to know where gradients go.
@@ -47,6 +50,7 @@ class Request:
     sizes: Sizes | None = None
     values: tuple[list[tuple[Any, Any]], list[Any]] | None = None
     edges: bool = False
+    wanted: Wanted = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,7 +83,7 @@ class LiveDoor:
         layouts = zip(component.exits, request.tangents, strict=True)
         pattern = tuple(self._layout(i, asked) for i, asked in layouts)
         with self._values(request):
-            gradients = level.record(component, pattern, state, request.requiring)
+            gradients = level.record(component, pattern, state, request.requiring, request.wanted)
             if request.requiring is None:
                 made = lower_gradients(level, gradients)
                 edges = _edges(component.nodes) if request.edges else {}

@@ -27,6 +27,7 @@ from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
+from aheadgrad.torchlayer.wanted import Wanted
 
 Layout = tuple[Any, ...] | None
 Pattern = tuple[Layout, ...]
@@ -34,7 +35,8 @@ Pattern = tuple[Layout, ...]
 
 @dataclass(eq=False)
 class Gradients:
-    """What one backward computes: from tangents (values, None where absent) to gradients."""
+    """What one backward computes: from tangents (values, None where absent) to gradients (None where not
+    wanted)."""
 
     component: Component
     pattern: Pattern
@@ -42,6 +44,7 @@ class Gradients:
     grads: list[Any]
     phase: str
     traced: Traced | None = None
+    wanted: Wanted = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,15 +93,18 @@ class Joint:
         pattern: Pattern,
         around: Callable[[], Any] = nullcontext,
         requiring: tuple[bool, ...] | None = None,
+        wanted: Wanted = None,
     ) -> Gradients:
         """Records a backward; raises what eager would raise in that backward.
 
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
-        have a history of their own.
+        have a history of their own. With `wanted` as `autograd.grad` for these targets.
         """
 
         def attempt() -> Gradients:
-            return for_any_size(self.session, lambda: self._record(component, pattern, around, requiring))
+            return for_any_size(
+                self.session, lambda: self._record(component, pattern, around, requiring, wanted)
+            )
 
         try:
             return attempt()
@@ -113,11 +119,12 @@ class Joint:
         pattern: Pattern,
         around: Callable[[], Any],
         requiring: tuple[bool, ...] | None,
+        wanted: Wanted,
     ) -> Gradients:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
-        leaves = [t.place for t in component.targets] + component.other_leaves
+        leaves = _places(component, wanted)
         try:
             with session.running(), session.disguises.off(), around():
                 tangents, wrapped = self._tangents(component, pattern)
@@ -138,14 +145,14 @@ class Joint:
                     with session.lifting.only_reads():
                         raw = run_backward(outputs, leaves, seeds, create_graph=requiring is not None) or ()
                 session.trace.read_off = len(session.trace.records)
-                raw = list(raw[: len(component.targets)])
+                raw = _spread(raw, component, wanted)
                 grads = [None if g is None else _latest(session, g) for g in raw]
                 writes.record()
         finally:
             session.trace.phase = "forward"
         session.open_sizes.check()
         traced = None if requiring is None else Traced(wrapped, raw)
-        return Gradients(component, pattern, tangents, grads, phase, traced)
+        return Gradients(component, pattern, tangents, grads, phase, traced, wanted)
 
     def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Any]]:
         values: list[Any] = []
@@ -159,6 +166,19 @@ class Joint:
             values.append(value)
             wrapped.append(seen)
         return values, wrapped
+
+
+def _places(component: Component, wanted: Wanted) -> list[Any]:
+    """Where a backward is to go."""
+    if wanted is None:
+        return [t.place for t in component.targets] + component.other_leaves
+    return [t.place for t, asked in zip(component.targets, wanted, strict=True) if asked]
+
+
+def _spread(found: Sequence[Any], component: Component, wanted: Wanted) -> list[Any]:
+    """A gradient, or None, for each target."""
+    rest = iter(found)
+    return [next(rest) if asked else None for asked in wanted or (True,) * len(component.targets)]
 
 
 def _latest(session: Session, traced: Tensor) -> Any:

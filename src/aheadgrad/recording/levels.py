@@ -87,7 +87,8 @@ def lower_gradients(level: Any, g: Gradients) -> values.Gradients:
     low, frozen = level.lowering, level.components[number]
     expected = level.joint.expected_pattern(g.component)
     tangents, grads = tuple(map(low.frozen, g.tangents)), tuple(map(low.frozen, g.grads))
-    return values.Gradients(frozen, tangents, grads, g.phase, g.pattern == expected)
+    usual = g.pattern == expected and g.wanted is None
+    return values.Gradients(frozen, tangents, grads, g.phase, usual)
 
 
 def _writes(recording: Recording) -> tuple[Write, ...]:

@@ -92,8 +92,10 @@ class Derivative:
     def slot_of(self, target: Target) -> Slot:
         return self.slots[id(target.leaf)] if id(target.leaf) in self.slots else self.below.slot_of(target)
 
-    def record(self, component: Component, pattern: Any, state: Any, requiring: Any = None) -> Gradients:
-        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
+    def record(
+        self, component: Component, pattern: Any, state: Any, requiring: Any = None, wanted: Any = None
+    ) -> Gradients:
+        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring, wanted)
 
     def passed_on(self, exit_number: int) -> Target | None:
         """The target that a gradient simply is: the tangent of `x + y`, for instance."""

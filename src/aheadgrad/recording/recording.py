@@ -141,8 +141,10 @@ class Recording:
             return self.joint.exits[target.index].slot
         return UserOutput(target.index)
 
-    def record(self, component: Component, pattern: Any, state: Any, requiring: Any = None) -> Gradients:
-        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring)
+    def record(
+        self, component: Component, pattern: Any, state: Any, requiring: Any = None, wanted: Any = None
+    ) -> Gradients:
+        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring, wanted)
 
     @cached_property
     def scalars(self) -> list[tuple[int, Scalar]]:

@@ -19,6 +19,7 @@ from aheadgrad.torchlayer import random
 from aheadgrad.torchlayer.autograd import AutogradNode, set_grad_enabled
 from aheadgrad.torchlayer.symbols import Number, with_numbers
 from aheadgrad.torchlayer.transforms import is_batched
+from aheadgrad.torchlayer.wanted import Wanted
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.backward import Backward
@@ -37,7 +38,7 @@ class NanFound(RuntimeError):
 
 
 def checked(
-    ctx: Any, backward: Backward, saved: list[Any], tangents: tuple[Tensor | None, ...]
+    ctx: Any, backward: Backward, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
 ) -> list[Any] | None:
     """The gradients, once looked through for NaN; None when they are to be computed as usual."""
     present = [t for t in tangents if t is not None]
@@ -46,11 +47,11 @@ def checked(
     assert backward.checking is not None
     try:
         if not torch.is_grad_enabled():
-            return list(backward.checking.run(None, saved, tangents))
+            return list(backward.checking.run(None, saved, tangents, wanted))
         set_grad_enabled(False)  # only a look: the gradients need a history
         try:
             with random.preserved():
-                backward.checking.run(None, saved, tangents)
+                backward.checking.run(None, saved, tangents, wanted)
         finally:
             set_grad_enabled(True)
         return None

@@ -1,7 +1,8 @@
 """The backward of one component: a program per pattern of tangents, compiled when first seen.
 
 A pattern says which tangents exist and how they are laid out. Missing tangents stay missing:
-their branch is not computed, and inputs that only they lead to get `None`.
+their branch is not computed, and inputs that only they lead to get `None`. The same holds for gradients
+that this backward does not want.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.wholes import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.wanted import Wanted
 
 Run = Callable[[list[Any]], list[Any]]
-Make = Callable[[tuple[Any, ...], AutocastState | None], tuple[Run, frozenset[int] | None]]
-"""Makes a program for tangents like these; with the positions of the saved tensors that it uses, if known."""
+Make = Callable[[tuple[Any, ...], AutocastState | None, Wanted], tuple[Run, frozenset[int] | None]]
+"""Makes a program from tangents like these to the wanted gradients; with the positions of the saved tensors
+that it uses, if known."""
 
 MAX_LAYOUTS = 8
+MAX_WANTED = 16  # sets of wanted gradients; then all are computed
 
 
 class Failure:
@@ -45,43 +49,48 @@ class Backward:
         self.make = make
         self.fixed_autocast = fixed_autocast
         self.programs: dict[Any, Run] = {}
+        self.sets: set[Wanted] = set()
         self.used: dict[Any, frozenset[int] | None] = {}
         self.checking: Backward | None = None  # the same for anomaly mode
         if usual is not None:
-            self.programs[(self.usual_pattern, None)] = usual.call
+            self.programs[(self.usual_pattern, None, None)] = usual.call
 
     @property
     def usual_pattern(self) -> tuple[Any, ...]:
         return self.expected
 
-    def find(self, pattern: tuple[Any, ...], state: AutocastState | None) -> Run:
-        program = self.programs.get((pattern, state))
+    def find(self, pattern: tuple[Any, ...], state: AutocastState | None, wanted: Wanted) -> Run:
+        program = self.programs.get((pattern, state, wanted))
         if program is None:
             with RECORDING:
-                program = self.programs.get((pattern, state))
+                if wanted is not None:
+                    wanted = few(self.sets, wanted)
+                program = self.programs.get((pattern, state, wanted))
                 if program is None:
-                    program, used = self.make(pattern, state)
-                    self.programs[(pattern, state)] = program
-                    self.used[pattern] = used
+                    program, used = self.make(pattern, state, wanted)
+                    self.programs[(pattern, state, wanted)] = program
+                    self.used[pattern, wanted] = used
         return program
 
-    def needs(self, tangents: tuple[Tensor | None, ...]) -> frozenset[int] | None:
+    def needs(self, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> frozenset[int] | None:
         """Which saved tensors the program for these tangents uses, if that is known."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
-        self.find(pattern, None if self.fixed_autocast else autocast_state())
-        return self.used.get(pattern)
+        self.find(pattern, None if self.fixed_autocast else autocast_state(), wanted)
+        return self.used.get((pattern, wanted))
 
-    def run(self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+    def run(
+        self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
+    ) -> list[Any]:
         """The gradients. `saved` is used up, and the node lets go of it unless the graph is kept."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
         state = None if self.fixed_autocast else autocast_state()
-        program = self.programs.get((pattern, state))
+        program = self.programs.get((pattern, state, wanted))
         if program is None:
-            if len(self.programs) >= MAX_LAYOUTS and any(p is not None for p in pattern):
+            if len({p for p, _, _ in self.programs}) >= MAX_LAYOUTS and any(p is not None for p in pattern):
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
-                    return self.run(node, saved, tuple(map(laid_out, tangents, self.expected)))
-            program = self.find(pattern, state)
+                    return self.run(node, saved, tuple(map(laid_out, tangents, self.expected)), wanted)
+            program = self.find(pattern, state, wanted)
         saved += (t for t in tangents if t is not None)
         return self.use(node, program, saved, state)
 
@@ -92,6 +101,13 @@ class Backward:
             return program(args)
         with state.suspended():
             return program(args)
+
+
+def few(known: set[Wanted], wanted: Wanted) -> Wanted:
+    """A set of wanted gradients; all of them when too many sets have been seen."""
+    if len(known) < MAX_WANTED:
+        known.add(wanted)
+    return wanted if wanted in known else None
 
 
 def _layout(t: Tensor) -> Any:

@@ -22,7 +22,7 @@ from aheadgrad.joint.level import Component, Level, NextOrder
 from aheadgrad.partition.next_order import HigherSplit
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.runtime.assemble import nowhere
-from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, laid_out
+from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, few, laid_out
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
@@ -34,6 +34,7 @@ from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.strides import dense_strides
 from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
+from aheadgrad.torchlayer.wanted import Wanted
 
 differentiable_runs: Counter[int] = Counter()
 """How many differentiable backwards ran compiled, by the order of the derivatives they gave."""
@@ -48,12 +49,13 @@ class Higher:
         self.saved = saved
         self.ways = ways
         self.made: dict[Any, Any] = {}
+        self.sets: set[Wanted] = set()
         self.steps = steps
         orders = tuple(level.exits[i].order for i in component.exits)
         self._orders = orders if level.lays_out and not level.veiled else None
 
-    def run(self, ctx: Any, tangents: tuple[Tensor | None, ...]) -> list[Any]:
-        """Gradients with a history, one per input that the node leads to."""
+    def run(self, ctx: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any]:
+        """Gradients with a history, one per input that the node leads to; None where not wanted."""
         if self.level.veiled or not all(t is None or is_plain(t) for t in tangents):
             raise HigherOrderError(
                 "A second derivative was asked for through a compiled call with tensor subclasses. Use the "
@@ -72,7 +74,7 @@ class Higher:
             return [None] * len(inputs)
 
         def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
-            step, tangents = self._find(tangents)
+            step, tangents = self._find(tangents, wanted)
             if isinstance(step, BySizes | ByValues):
                 step = step.find([*sizes, *held[:count], *(t for t in tangents if t is not None)])
             if isinstance(step, Failure):
@@ -84,32 +86,37 @@ class Higher:
             return one_by_one(run, tangents)
         return run(tangents)
 
-    def _find(self, tangents: tuple[Tensor | None, ...]) -> tuple[Any, tuple[Tensor | None, ...]]:
-        """The step for these tangents, and the tangents as it wants them."""
+    def _find(
+        self, tangents: tuple[Tensor | None, ...], wanted: Wanted
+    ) -> tuple[Any, tuple[Tensor | None, ...]]:
+        """The step for these tangents and gradients, and the tangents as it wants them."""
         if self._orders is not None:
             tangents = tuple(map(_ordered, tangents, self._orders))
         state = None if self.level.fixed_autocast else autocast_state()
-        key = self._key(tangents, state)
+        key = self._key(tangents, state, wanted)
         step = self.made.get(key)
-        if step is None and self._orders is None and len(self.made) >= MAX_LAYOUTS:
+        if step is None and self._orders is None and len({k[0] for k in self.made}) >= MAX_LAYOUTS:
             tangents = tuple(map(laid_out, tangents, self.component.expected))
-            key = self._key(tangents, state)
+            key = self._key(tangents, state, wanted)
             step = self.made.get(key)
         if step is None:
             with RECORDING:
+                key = *key[:3], None if wanted is None else few(self.sets, wanted)
                 step = self.made.get(key)
                 if step is None:
-                    pattern, requiring, _ = key
+                    pattern, requiring, _, wanted = key
                     step = self.made[key] = self.steps.differentiable(
-                        self.component, self.saved, self.ways, pattern, requiring, state
+                        self.component, self.saved, self.ways, pattern, requiring, state, wanted
                     )
         return step, tangents
 
-    def _key(self, tangents: tuple[Tensor | None, ...], state: AutocastState | None) -> tuple[Any, ...]:
-        """How the tangents are laid out, which of them require grad, and the autocast state."""
+    def _key(
+        self, tangents: tuple[Tensor | None, ...], state: AutocastState | None, wanted: Wanted
+    ) -> tuple[Any, ...]:
+        """How the tangents are laid out, which of them require grad; the autocast state; what is wanted."""
         as_expected = self._orders is not None
         layouts = tuple(None if t is None else True if as_expected else t.stride() for t in tangents)
-        return layouts, tuple(t is not None and t.requires_grad for t in tangents), state
+        return layouts, tuple(t is not None and t.requires_grad for t in tangents), state, wanted
 
 
 def one_by_one(

@@ -159,6 +159,7 @@ class _Making:
             watched=bool(watched),
             failure=None if failure is None else Failure(failure),
             direct=direct,
+            selects=joint.selects,
             fresh=tuple(name.startswith("r") for name in tensor_names),
             feeds=any(c.has_boundary for c in joint.components),
         )

@@ -15,6 +15,7 @@ from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import Form, build, form_of, is_foreign, parts_of, same_meta
+from aheadgrad.torchlayer.wanted import Wanted
 
 Kind = Unusual | bool
 """Of a tangent: missing (False), as expected (True), or unusual."""
@@ -45,10 +46,12 @@ class LaidOutBackward(Backward):
     def usual_pattern(self) -> tuple[Any, ...]:
         return (True,) * len(self.expected)
 
-    def run(self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
+    def run(
+        self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
+    ) -> list[Any]:
         kinds = tuple(map(self._kind, tangents, self.expected))
         state = None if self.fixed_autocast else autocast_state()
-        program = self.find(kinds, state)
+        program = self.find(kinds, state, wanted)
         given = zip(tangents, kinds, self.expected, strict=True)
         found = [(t, _as_recorded(t, kind, order)) for t, kind, order in given if t is not None]
         copies = [(t, copy, version(copy)) for t, copy in found if copy is not t]

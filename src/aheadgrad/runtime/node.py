@@ -22,6 +22,7 @@ from aheadgrad.runtime.freeing import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
+from aheadgrad.torchlayer.wanted import Wanted, wanted_inputs
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
@@ -42,6 +43,7 @@ def make_node(
     direct: Direct | None = None,
     visits_below: bool = False,
     feeds: bool = False,
+    selects: bool = True,
     fresh: tuple[bool, ...] = (),
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
@@ -49,7 +51,7 @@ def make_node(
     A direct node runs the forward program itself: `apply(*inputs) -> outs`. Either may return links
     behind its outputs (see `links`). `visits_below`: the node's backward is also one of the call
     whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
-    gradient for them.
+    gradient for them. `selects`: the node asks which gradients are wanted.
     """
     names = Namespace()
     if direct is not None:
@@ -58,7 +60,7 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, fresh)
+        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, fresh)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -81,6 +83,7 @@ class _Shape:
     watched: bool
     visits_below: bool
     feeds: bool
+    selects: bool
     fresh: tuple[bool, ...]
 
 
@@ -189,21 +192,26 @@ def _backward(
     count, sizes = shape.saved, shape.sizes
     saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     numbers = "*ctx.sizes, " if sizes else ""
+    wanted = "None"
+    if shape.selects:
+        wanted = "wanted"
+        places = arrange.positions or tuple(range(shape.inputs))
+        script.line(f"wanted = {names.name(wanted_inputs, 'wanted_inputs')}(ctx, {places})")
     with script.block(f"if {names.name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
         check = f"{names.name(checked, 'checked')}(ctx, {names.name(backward, 'find_backward')}"
-        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined})")
+        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined}, {wanted})")
         with script.block("if grads is not None:"):
             script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
-        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined})"
+        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined}, {wanted})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
-    _take_saved(script, backward, shape, saved, joined)
+    _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
     if ways.loose:
         with script.block("if links:"):
             if count:
                 script.line(f"saved = saved[:{count}]")
             find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
-            grads = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs})"
+            grads = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted})"
             with script.block("if any(t is not None for t in links):"):
                 script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
     usual = backward.usual if type(backward) is Backward else None
@@ -213,14 +221,18 @@ def _backward(
         ]
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
+        if shape.selects:
+            tests.append("wanted is None")
         with script.block(f"if {' and '.join(tests)}:"):
             _usual(script, usual, tangents, shape, arrange)
     script.line(f"saved = [{numbers}*saved]")
-    script.line(f"return {spread}({names.name(backward, 'find_backward')}.run(ctx, saved, {joined}))")
+    script.line(
+        f"return {spread}({names.name(backward, 'find_backward')}.run(ctx, saved, {joined}, {wanted}))"
+    )
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
 
 
-def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, tangents: str) -> None:
+def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, asked: str) -> None:
     """What was saved; where some of it was changed since, what the tangents at hand need of it."""
     if not (shape.fresh and shape.outputs > 1 and type(backward) is Backward):
         script.line(f"saved = {saved}")
@@ -230,16 +242,18 @@ def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, t
     with script.block("except RuntimeError:"):
         unchanged = script.names.name(_unchanged, "unchanged")
         find = script.names.name(backward, "find_backward")
-        script.line(f"saved = {unchanged}(ctx, {find}, {tangents}, {shape.fresh})")
+        script.line(f"saved = {unchanged}(ctx, {find}, {asked}, {shape.fresh})")
 
 
-def _unchanged(ctx: Any, backward: Backward, tangents: tuple[Any, ...], fresh: tuple[bool, ...]) -> list[Any]:
+def _unchanged(
+    ctx: Any, backward: Backward, tangents: tuple[Any, ...], wanted: Wanted, fresh: tuple[bool, ...]
+) -> list[Any]:
     """Something saved was changed since: that matters only to the tangents whose gradients need it.
 
     `fresh` are those of the saved tensors that the call made: their version was 0 when they were saved.
     """
     some = any(t is None for t in tangents) and any(t is not None for t in tangents)
-    needed = backward.needs(tangents) if some else None
+    needed = backward.needs(tangents, wanted) if some else None
     if needed is None or not all(fresh[k] for k in needed):
         return list(ctx.saved_tensors)  # raises
     saved = [unpacked(ctx, k) if k in needed else None for k in range(len(fresh))]
@@ -249,12 +263,17 @@ def _unchanged(ctx: Any, backward: Backward, tangents: tuple[Any, ...], fresh: t
 
 
 def _found(
-    backward: Backward, ctx: Any, saved: list[Any], tangents: tuple[Any, ...], inputs: int
+    backward: Backward,
+    ctx: Any,
+    saved: list[Any],
+    tangents: tuple[Any, ...],
+    inputs: int,
+    wanted: Wanted,
 ) -> list[Any]:
     """Gradients for these tangents, of which there may be none: all that came, came through links."""
     if all(t is None for t in tangents):
         return [None] * inputs
-    return list(backward.run(ctx, saved, tangents))
+    return list(backward.run(ctx, saved, tangents, wanted))
 
 
 def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, arrange: Arrangement) -> None:

@@ -12,6 +12,7 @@ from aheadgrad.runtime.laid_out import LaidOutBackward
 from aheadgrad.runtime.links import Ways
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.subclasses import Form
+from aheadgrad.torchlayer.wanted import Wanted
 
 
 class Steps(Protocol):
@@ -24,10 +25,12 @@ class Steps(Protocol):
         usual: Executable | None,
         pattern: tuple[Any, ...],
         state: AutocastState | None,
+        wanted: Wanted,
         *,
         checking: bool,
     ) -> tuple[Run, frozenset[int] | None]:
-        """A backward for tangents of this pattern; with the positions of the saved tensors that it uses."""
+        """A backward for tangents of this pattern to the wanted gradients; with the positions of the saved
+        tensors that it uses."""
 
     def differentiable(
         self,
@@ -37,6 +40,7 @@ class Steps(Protocol):
         pattern: tuple[Any, ...],
         requiring: tuple[bool, ...],
         state: AutocastState | None,
+        wanted: Wanted,
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
 
@@ -62,8 +66,8 @@ def _backward(
     *,
     checking: bool,
 ) -> Backward:
-    def make(pattern: Any, state: AutocastState | None) -> tuple[Run, frozenset[int] | None]:
-        return steps.backward(component, saved, usual, pattern, state, checking=checking)
+    def make(pattern: Any, state: AutocastState | None, wanted: Wanted) -> tuple[Run, frozenset[int] | None]:
+        return steps.backward(component, saved, usual, pattern, state, wanted, checking=checking)
 
     fixed = level.fixed_autocast
     if not level.lays_out:

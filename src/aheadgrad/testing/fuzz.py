@@ -57,6 +57,7 @@ class Settings:
     replay: int = 0  # programs with a seed below this one are called again in other ways
     inference: bool = False
     dense: bool = False
+    subsets: int = 0
 
     def program(self, seed: int) -> Program:
         return generate_dense(seed) if self.dense else generate(seed, config=self.config)
@@ -71,6 +72,7 @@ class Settings:
             backward=self.backward,
             order=self.order,
             extra=self.extra,
+            subsets=self.subsets,
             seed=program.seed,
             versions=self.versions,
             unit_strides=self.unit_strides,
@@ -295,6 +297,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--replay", type=int, default=0, help="how many to call again in other ways too")
     parser.add_argument("--order", type=int, default=1, help="highest derivative to compare")
     parser.add_argument(
+        "--subsets", type=int, default=0, help="random sets of inputs to ask gradients of, for each order"
+    )
+    parser.add_argument(
         "--duplicates", type=float, default=Config.duplicates, help="chance of a tensor passed twice"
     )
     parser.add_argument(
@@ -335,6 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         replay=(options.seed if options.only is None else options.only) + options.replay,
         inference=options.inference,
         dense=options.dense,
+        subsets=options.subsets,
     )
     seeds = range(options.seed, options.seed + options.count) if options.only is None else [options.only]
     start = time.monotonic()

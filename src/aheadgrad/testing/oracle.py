@@ -189,6 +189,18 @@ def higher_scenarios(eager: Record, order: int) -> list[Scenario]:
     return [Scenario("higher", order=order), Scenario("higher", how="plain", order=order), *each]
 
 
+def some_scenarios(eager: Record, order: int, count: int, seed: int) -> list[Scenario]:
+    """Derivatives of each order up to this one, of random sets of inputs."""
+    if not eager.terms:
+        return []
+    draws = random.Random(seed)
+    return [
+        Scenario("higher", how=draws.choice(("", "plain")), order=k, draw=draws.randrange(1000))
+        for k in range(1, order + 1)
+        for _ in range(count)
+    ]
+
+
 def compare(
     fn: Callable[..., Any],
     compiled: Callable[..., Any],
@@ -204,6 +216,7 @@ def compare(
     error_types: bool = True,
     around: Around = nullcontext,
     extra: int | None = None,
+    subsets: int = 0,
     seed: int = 0,
     through: tuple[type[BaseException], ...] = (),
 ) -> list[Disagreement]:
@@ -212,6 +225,7 @@ def compare(
     ``make_inputs`` builds the same inputs anew at each call. ``backward`` names the ways of taking
     gradients: ``all`` results together, ``each`` alone, one after the other in ``sequence``, ``twice``.
     ``extra`` limits how many scenarios beside the first are tried, drawn by ``seed``; all by default.
+    ``subsets``: how many sets of inputs to draw for each order, gradients of which alone are asked for.
     ``around`` makes a context for the call itself, such as ``torch.no_grad``. Exceptions of the types in
     ``through`` are passed on instead of being compared. ``versions``, ``unit_strides`` and ``error_types``
     can be set to False to forgive details, see ``Tolerance``.
@@ -244,7 +258,7 @@ def compare(
     higher = higher_scenarios(eager, order)
     if extra is not None and len(higher) > 2:
         higher = [higher[0], random.Random(seed).choice(higher[1:])]
-    for scenario in scenarios + higher:
+    for scenario in scenarios + higher + some_scenarios(eager, order, subsets, seed):
         both(scenario)
     return list(found.values())
 

@@ -25,6 +25,11 @@ def peak_of_backward(
     return before + max(accumulate(during, initial=0))
 
 
+def peak_of(run: Callable[[], Any]) -> int:
+    """Bytes at the worst moment of a run, beyond what was there before."""
+    return max(accumulate(_allocations(run), initial=0))
+
+
 def _allocations(run: Callable[[], Any]) -> list[int]:
     """Bytes taken (positive) and given back (negative), in order."""
     with _silent(), profiler.profile(profile_memory=True) as watched:

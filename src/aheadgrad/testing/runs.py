@@ -16,6 +16,7 @@ run of the compiled function differ only where the functions do.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,15 +53,20 @@ LAYOUTS = ("expanded", "strided", "contiguous")
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the caller does after the call; ``target`` names a tensor, ``how`` a way to write into it."""
+    """What the caller does after the call; ``target`` names a tensor, ``how`` a way to write into it.
+
+    ``draw``: only some gradients are asked for, which ones is drawn with this seed.
+    """
 
     kind: str
     target: str = ""
     how: str = ""
     order: int = 1
+    draw: int | None = None
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.kind, self.how, self.target) if part)
+        drawn = "" if self.draw is None else f"some (draw {self.draw}, order {self.order})"
+        return " ".join(part for part in (self.kind, self.how, self.target, drawn) if part)
 
 
 @dataclass
@@ -157,6 +163,10 @@ class Run:
             if self.has_grad[name] and name not in candidates and not autograd_flags(tensors[name])[1]:
                 record.terms.append(name)
 
+    def untouched(self, name: str) -> bool:
+        """Is this something that was given, and that has the history it had?"""
+        return name in self.before and not changed(self.before[name], history(self.register.tensors[name]))
+
     def observe(self) -> None:
         """Look at every tensor met so far."""
         memory = Memory(fresh_from="output")
@@ -199,12 +209,15 @@ class Run:
                 facts[f"{name}.grad{suffix}"] = None if grad is None else snapshot(grad)
                 facts[f"{name}.grad layout{suffix}"] = None if grad is None else true_strides(grad)
 
-    def higher(self, order: int, terms: Sequence[str], *, plain: bool = False) -> None:
+    def higher(
+        self, order: int, terms: Sequence[str], *, plain: bool = False, draw: int | None = None
+    ) -> None:
         """Gradients of gradients: level by level, each contracted with tangents that are leaves too.
 
         With ``plain`` the tangents do not require grad. From the second level on ``None`` counts as
         zero: whether a derivative that is zero has a path in the graph is an accident of how the
         derivative below was written down (in-place ops on views of other views, for instance).
+        With ``draw`` some gradients are asked for at each level, and the last has no history.
         """
         tensors, facts = self.register.tensors, self.record.facts
         roots = [tensors[name] for name in terms]
@@ -214,11 +227,18 @@ class Run:
 
         weights = tangents(roots)
         targets = {name: t for name, t in tensors.items() if self.has_grad[name] and t.is_leaf}
+        drawn = random.Random(draw)
+        if draw is not None:
+            targets.update((n, t) for n, t in tensors.items() if self.has_grad[n] and self.untouched(n))
         for level in range(1, order + 1):
-            names, leaves, step = list(targets), list(targets.values()), f"derivative {level}"
+            names = list(targets)
+            if draw is not None and names:
+                names = sorted(drawn.sample(names, drawn.randint(1, len(names))), key=names.index)
+            leaves, step = [targets[name] for name in names], f"derivative {level}"
+            again = draw is None or level < order
             grads: tuple[Tensor | None, ...] | None = (None,) * len(leaves)
             if roots and leaves:
-                grads = self.attempt(step, lambda: gradients(roots, leaves, weights))  # noqa: B023
+                grads = self.attempt(step, lambda: gradients(roots, leaves, weights, again=again))  # noqa: B023
             facts.setdefault(step, RETURNS)
             if grads is None:
                 return
@@ -233,9 +253,11 @@ class Run:
 
 
 def gradients(
-    roots: Sequence[Tensor], leaves: Sequence[Tensor], tangents: Sequence[Tensor]
+    roots: Sequence[Tensor], leaves: Sequence[Tensor], tangents: Sequence[Tensor], *, again: bool
 ) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+    return torch.autograd.grad(
+        roots, leaves, tangents, retain_graph=True, create_graph=again, allow_unused=True
+    )
 
 
 def history(tensor: Tensor) -> tuple[Any, Any, Any]:
@@ -340,4 +362,4 @@ def follow(this: Run, scenario: Scenario) -> None:
             this.backward([name], f"backward of {name}")
     elif scenario.kind == "higher":
         terms = [t for t in record.terms if scenario.target in ("", t)]
-        this.higher(scenario.order, terms, plain=scenario.how == "plain")
+        this.higher(scenario.order, terms, plain=scenario.how == "plain", draw=scenario.draw)

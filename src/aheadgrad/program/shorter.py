@@ -1,0 +1,166 @@
+"""The same program with fewer ops: what was computed before is not computed again.
+
+Derivatives of derivatives repeat themselves: formulas share terms unknowingly, and views are
+undone by views. Every rule here is exact to the last bit: an op with the same arguments gives the same, and a
+chain of views that ends with the geometry it began with is where it began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.program.program import Program
+from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random, is_view_op
+from aheadgrad.torchlayer.symbols import Number
+
+_aten = torch.ops.aten
+_AS_STRIDED = _aten.as_strided.default
+_BROADCASTING = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
+
+
+def shortened(program: Program) -> Program:
+    """A program without repetitions. One that changes its arguments is left as it is."""
+    if any(type(op.target) is not OpOverload or is_mutable(op.target) for op in program.ops):
+        return program
+    work = _Shorter(program)
+    for op in program.ops:
+        work.add(op)
+    results = [work.now(v) for v in program.results]
+    ops = _alive(work.ops, results)
+    outputs = tuple((slot, v) for (slot, _), v in zip(program.outputs, results, strict=True))
+    return replace(program, ops=ops, outputs=outputs)
+
+
+class _Shorter:
+    def __init__(self, program: Program) -> None:
+        self.ops: list[Op] = []
+        self.results: set[Any] = {v for v in program.results if type(v) is Value}
+        self.uses = Counter(v for op in program.ops for v in op.uses)
+        self.uses.update(self.results)
+        self.same: dict[Value, Value] = {}
+        self.known: dict[Any, Op] = {}
+        self.makers: dict[Value, Op] = {}
+
+    def now(self, value: Any) -> Any:
+        return self.same.get(value, value) if type(value) is Value else value
+
+    def add(self, op: Op) -> None:
+        if any(v in self.same for v in op.uses):
+            op = op.mapped(self.now)
+        op = self._simpler(op)
+        if not op.keep and not is_random(op.target):
+            back = self._where_it_began(op)
+            if back is not None and self._may_be([op.out], [back]):
+                self.same[op.out] = back
+                return
+            key = op.target, _key(op.args), _key(op.kwargs)
+            before = self.known.setdefault(key, op)
+            if before is not op and self._may_be(op.outs, before.outs):
+                self.same.update(zip(op.outs, before.outs, strict=True))
+                return
+        self.makers.update((v, op) for v in op.values)
+        self.ops.append(op)
+
+    def _where_it_began(self, op: Op) -> Value | None:
+        """The value that a chain of views leads back to."""
+        if type(op.out) is not Value:
+            return None
+        looks = op.out.type
+        step: Op | None = op
+        while step is not None and type(step.out) is Value and is_view_op(step.target):
+            if step.target is _AS_STRIDED or type(step.args[0]) is not Value:
+                return None
+            value = step.args[0]
+            if value.type == looks:
+                return value
+            step = self.makers.get(value)
+        return None
+
+    def _may_be(self, values: Sequence[Any], others: Sequence[Any]) -> bool:
+        """May one take the other's place? Results have memory of their own wherever they had before."""
+        for value, other in zip(values, others, strict=True):
+            if type(value) is not Value or type(other) is not Value:
+                return False
+            if value in self.results:
+                made = self.makers.get(other)
+                if made is None or is_view_op(made.target) or other in self.results:
+                    return False
+        self.results.update(o for v, o in zip(values, others, strict=True) if v in self.results)
+        return True
+
+    def _simpler(self, op: Op) -> Op:
+        """The same result with less around it, which is left to nobody then."""
+        if op.kwargs or len(op.args) != 2:
+            return op
+        if op.target is _aten.view.default:
+            return self._summed(op)
+        if op.target in _BROADCASTING:
+            return self._subtracted_from_one(self._broadcast(op))
+        return op
+
+    def _made_by(self, value: Any, target: Any) -> Op | None:
+        """The op that made a value, if it is one of these and nobody else needs the value."""
+        made = self.makers.get(value) if type(value) is Value else None
+        return made if made is not None and made.target is target and self.uses[value] == 1 else None
+
+    def _summed(self, op: Op) -> Op:
+        """A sum without the dimensions that a view takes away."""
+        summed = self._made_by(op.args[0], _aten.sum.dim_IntList)
+        if summed is None or len(summed.args) != 3 or summed.kwargs or not summed.args[2]:
+            return op
+        given, dims, _ = summed.args
+        gone = {d % len(given.type.size) for d in dims or ()} if given.type.size else set()
+        if not gone or [n for d, n in enumerate(given.type.size) if d not in gone] != list(op.args[1]):
+            return op
+        return replace(op, target=summed.target, args=(given, dims, False), uses=(given,))
+
+    def _broadcast(self, op: Op) -> Op:
+        """Without an expansion that the op does by itself."""
+        args = list(op.args)
+        for k, other in ((0, args[1]), (1, args[0])):
+            expanded = self._made_by(args[k], _aten.expand.default)
+            if expanded is None or type(other) is not Value or other.type.size != op.out.type.size:
+                continue
+            if other.type.dtype == args[k].type.dtype == op.out.type.dtype:
+                args[k] = expanded.args[0]
+        return op if args == list(op.args) else replace(op, args=tuple(args), uses=tuple(args))
+
+    def _subtracted_from_one(self, op: Op) -> Op:
+        """`1 - x`, where a formula fills a tensor with ones first."""
+        first, second = op.args
+        filled = self._made_by(first, _aten.fill.Scalar) if op.target is _aten.sub.Tensor else None
+        if filled is None or filled.args[1] != 1 or type(second) is not Value:
+            return op
+        if not second.type == first.type == op.out.type:
+            return op
+        return replace(op, target=_aten.rsub.Scalar, args=(second, 1), uses=(second,))
+
+
+def _alive(ops: Sequence[Op], results: Sequence[Any]) -> tuple[Op, ...]:
+    """The ops that somebody needs."""
+    used: set[Any] = {v for v in results if type(v) is Value}
+    found = []
+    for op in reversed(ops):
+        values = list(op.values)
+        if op.keep or len(values) < len(op.outs) or not used.isdisjoint(values):
+            found.append(op)
+            used.update(op.uses)
+    return tuple(reversed(found))
+
+
+def _key(value: Any) -> Any:
+    """Arguments as something to compare by."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((k, _key(v)) for k, v in value.items())
+    if type(value) is Value or isinstance(value, Tensor):
+        return id(value)
+    return type(value), value.expr if type(value) is Number else repr(value)
