@@ -282,7 +282,7 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
         # from the second order on, also what nobody wrote, or decides by values
         captured.failures[number] = without_frames(error)
     if len(component.exits) == 1:
-        return None
+        return None if captured.order else _record_reachable(captured, component, expected)
     working = []
     for k in range(len(component.exits)):
         alone = tuple(layout if i == k else None for i, layout in enumerate(expected))
@@ -298,3 +298,18 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
         return captured.record(component, some, state)
     except Exception:
         return None
+
+
+def _record_reachable(captured: Any, component: Component, pattern: Any) -> Gradients | None:
+    """The backward to those of its targets that it gets to: eager raises on the way to others only."""
+    state, count = captured.backward_autocast, len(component.targets)
+
+    def attempt(wanted: tuple[bool, ...]) -> Gradients | None:
+        try:
+            return captured.record(component, pattern, state, None, wanted)
+        except Exception:
+            return None
+
+    alone = [attempt(tuple(i == k for i in range(count))) for k in range(count)]
+    wanted = tuple(found is not None for found in alone)
+    return attempt(wanted) if any(wanted) else None
