@@ -124,8 +124,8 @@ class _Shorter:
     def _broadcast(self, op: Op) -> Op:
         """Without an expansion that the op does by itself."""
         args = list(op.args)
-        for k, other in ((0, args[1]), (1, args[0])):
-            expanded = self._made_by(args[k], _aten.expand.default)
+        for k in (0, 1):
+            expanded, other = self._made_by(args[k], _aten.expand.default), args[1 - k]
             if expanded is None or type(other) is not Value or other.type.size != op.out.type.size:
                 continue
             if other.type.dtype == args[k].type.dtype == op.out.type.dtype:
