@@ -40,7 +40,8 @@ class Request:
     the component's targets gradients are asked for, None for all. `sizes`: for these
     only. `values` are real tensors and numbers that stand for saved values and tangents, where the backward
     looks at values; what is recorded with them is forgotten at once, unless it has a next order. `edges`:
-    anomaly mode wants to know where gradients go.
+    anomaly mode wants to know where gradients go. `handed` are places (by number) where backwards of higher
+    order hand over to this one, and with `hands` it hands over in turn.
     """
 
     component: int
@@ -51,11 +52,17 @@ class Request:
     values: tuple[list[tuple[Any, Any]], list[Any]] | None = None
     edges: bool = False
     wanted: Wanted = None
+    handed: tuple[int, ...] = ()
+    hands: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Further:
-    """What was recorded. `edges` has, by the number of an autograd node, where its gradients go."""
+    """What was recorded. `edges` has, by the number of an autograd node, where its gradients go.
+
+    `handed` are the tangents that come in on the way, and `ends` tells for each gradient behind those of the
+    targets how many orders below it is to be handed over, and at which place there.
+    """
 
     gradients: Gradients
     tape: Tape
@@ -63,6 +70,8 @@ class Further:
     edges: dict[int, tuple[tuple[int, int], ...]]
     level: NextOrder | None = None
     door: Door | None = None
+    handed: tuple[Any, ...] = ()
+    ends: tuple[tuple[int, int], ...] = ()
 
 
 class Door(Protocol):

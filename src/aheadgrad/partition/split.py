@@ -17,7 +17,7 @@ from aheadgrad.program.check import check
 from aheadgrad.program.cut import Sizes, same_views
 from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Tangent
+from aheadgrad.program.slots import Between, Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.fake import FakeTensorMode
@@ -61,9 +61,17 @@ def tangent_name(order: int, number: int) -> str:
 
 
 def backward_program(
-    level: Level, gradients: Gradients, saved: SavedSet, tape: Tape | None = None, sizes: Sizes | None = None
+    level: Level,
+    gradients: Gradients,
+    saved: SavedSet,
+    tape: Tape | None = None,
+    sizes: Sizes | None = None,
+    handed: tuple[Value, ...] = (),
 ) -> Program:
-    """From what the forward saved to gradients; `tape` if they were recorded later than the level."""
+    """From what the forward saved to gradients; `tape` if they were recorded later than the level.
+
+    `handed` are tangents that come in on the way.
+    """
     ports = saved.ports
     number = 0
     for i, value in zip(gradients.component.exits, gradients.tangents, strict=True):
@@ -71,6 +79,7 @@ def backward_program(
             if tangent is not None:
                 ports.append(Port(slot, tangent, tangent_name(level.order, number)))
             number += 1
+    ports += [Port(Tangent(Between(k)), v, f"handed_{k + 1}") for k, v in enumerate(handed)]
     outputs = opened(level.gradient_outputs(gradients))
     same = same_views(tape or level.tape, {s.value for s in saved.tensors}) if level.order else None
     try:

@@ -195,7 +195,7 @@ class Components:
         others = [leaf for key, leaf in leaves.items() if key not in known]
         nodes = {n for i in members for n in walks[i].nodes}
         component = Component(members, wanted, nodes, others, {i: walks[i].nodes for i in members})
-        component.beyond = _beyond(component)
+        component.beyond = beyond(component)
         return component
 
     def _use_views(self, views: Sequence[GrownView], walks: dict[int, Walk]) -> None:
@@ -234,7 +234,7 @@ class Components:
                         known[edge] = self._passage(edge, owners[edge[0]])
                     index = known[edge]
                     component.targets.append(Target("exit", index, self.exits[index].traced))
-                component.beyond = _beyond(component)
+                component.beyond = beyond(component)
                 made.append(component)
             owners.update({node: c for c in made for node in c.nodes})
             components += made
@@ -280,7 +280,7 @@ def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:
     return {i: levels[i] for i in walks}
 
 
-def _beyond(component: Component) -> set[Any]:
+def beyond(component: Component) -> set[Any]:
     wanted = {id(t.leaf) for t in component.targets} | {id(leaf) for leaf in component.other_leaves}
     ends = [edge_of(t.leaf) for t in component.boundary]
     nodes: set[Any] = set()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, let_go_of_locals, reason_of
+from aheadgrad.joint import level as values
 from aheadgrad.joint.requests import Further, LooksAtValues, NeedsSizes, Request, Unusual
+from aheadgrad.program.slots import Between
 from aheadgrad.program.values import Value
 from aheadgrad.recording.borders import with_sizes
 from aheadgrad.recording.forward import explained
+from aheadgrad.recording.handing import record_handing
 from aheadgrad.recording.levels import lower_gradients, lower_next
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
@@ -82,6 +86,8 @@ class LiveDoor:
         state = level.backward_autocast if level.fixed_autocast else request.autocast
         layouts = zip(component.exits, request.tangents, strict=True)
         pattern = tuple(self._layout(i, asked) for i, asked in layouts)
+        if request.hands or request.handed:
+            return self._record_handing(component, pattern, state, request, sizes)
         with self._values(request):
             gradients = level.record(component, pattern, state, request.requiring, request.wanted)
             if request.requiring is None:
@@ -91,6 +97,22 @@ class LiveDoor:
             derivative = Derivative(level, gradients, state, fixed_sizes=sizes)
         next_level = lower_next(derivative)
         return Further(next_level.recorded, next_level.tape, sizes, {}, next_level, LiveDoor(derivative))
+
+    def _record_handing(
+        self, component: Any, pattern: Any, state: Any, request: Request, sizes: Sizes | None
+    ) -> Further:
+        level, low = self.level, self.level.lowering
+        gradients, ends = record_handing(level, component, pattern, state, request)
+        frozen = level.components[request.component]
+        places = gradients.component.targets[len(frozen.targets) :]
+        more = (
+            values.Target("exit", k, low.key(t.leaf), Between(k), passage=True) for k, t in enumerate(places)
+        )
+        tangents, grads = tuple(map(low.frozen, gradients.tangents)), tuple(map(low.frozen, gradients.grads))
+        whole = replace(frozen, targets=(*frozen.targets, *more))
+        made = values.Gradients(whole, tangents, grads, gradients.phase, usual=False)
+        handed = tuple(map(low.frozen, gradients.handed))
+        return Further(made, low.tape(), sizes, {}, handed=handed, ends=tuple(ends))
 
     def _layout(self, number: int, asked: Any) -> Any:
         """What a tangent is recorded with."""

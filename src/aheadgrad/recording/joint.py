@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -45,6 +45,7 @@ class Gradients:
     phase: str
     traced: Traced | None = None
     wanted: Wanted = None
+    handed: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,7 @@ class Joint:
         self.session = session
         self.exits = list(exits)  # and the passages between components
         self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
+        self.inner: list[Any] = []  # edges where other backwards may come in (`handing`)
         self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 
     def expected_pattern(self, component: Component) -> Pattern:
@@ -94,16 +96,18 @@ class Joint:
         around: Callable[[], Any] = nullcontext,
         requiring: tuple[bool, ...] | None = None,
         wanted: Wanted = None,
+        handed: Sequence[Passage] = (),
     ) -> Gradients:
         """Records a backward; raises what eager would raise in that backward.
 
         With `requiring` (which tangents require grad) as under `create_graph=True`: the gradients
-        have a history of their own. With `wanted` as `autograd.grad` for these targets.
+        have a history of their own. With `wanted` as `autograd.grad` for these targets. `handed`
+        are places at which further tangents come in.
         """
 
         def attempt() -> Gradients:
             return for_any_size(
-                self.session, lambda: self._record(component, pattern, around, requiring, wanted)
+                self.session, lambda: self._record(component, pattern, around, requiring, wanted, handed)
             )
 
         try:
@@ -120,6 +124,7 @@ class Joint:
         around: Callable[[], Any],
         requiring: tuple[bool, ...] | None,
         wanted: Wanted,
+        handed: Sequence[Passage],
     ) -> Gradients:
         session = self.session
         session.trace.backwards += 1
@@ -133,14 +138,17 @@ class Joint:
                     for t, required in zip(wrapped, requiring, strict=True):
                         if t is not None:
                             t.requires_grad_(required)
+                inside = [tangent_like(session, p, p.stride()) for p in handed]  # type: ignore[arg-type]
                 given = [v for t in tangents if t is not None for v in values_of(t)]
+                given += [value for value, _ in inside]
                 session.values.meet(given)
                 known = [w for t in wrapped if t is not None for w in parts_of(t)]
+                known += [seen for _, seen in inside]
                 changeable = list(zip(given, known, strict=True))
                 writes = BackwardWrites(session, changeable, component, self.exits)
                 present = [i for i, p in zip(component.exits, pattern, strict=True) if p is not None]
-                seeds = [w for w in wrapped if w is not None]
-                outputs = [_root(self.exits[i].traced) for i in present]
+                seeds = [w for w in wrapped if w is not None] + [seen for _, seen in inside]
+                outputs = [_root(self.exits[i].traced) for i in present] + list(map(_root, handed))
                 with component.closed() if component.boundary else nullcontext():
                     with session.lifting.only_reads():
                         raw = run_backward(outputs, leaves, seeds, create_graph=requiring is not None) or ()
@@ -152,7 +160,8 @@ class Joint:
             session.trace.phase = "forward"
         session.open_sizes.check()
         traced = None if requiring is None else Traced(wrapped, raw)
-        return Gradients(component, pattern, tangents, grads, phase, traced, wanted)
+        met = [value for value, _ in inside]
+        return Gradients(component, pattern, tangents, grads, phase, traced, wanted, met)
 
     def _tangents(self, component: Component, pattern: Pattern) -> tuple[list[Any], list[Any]]:
         values: list[Any] = []

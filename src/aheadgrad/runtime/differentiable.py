@@ -22,10 +22,11 @@ from aheadgrad.joint.level import Component, Level, NextOrder
 from aheadgrad.partition.next_order import HigherSplit
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.runtime.assemble import nowhere
-from aheadgrad.runtime.backward import MAX_LAYOUTS, Failure, few, laid_out
+from aheadgrad.runtime.backward import MAX_LAYOUTS, Backward, Failure, few, laid_out
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
+from aheadgrad.runtime.handing import Handing
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
@@ -43,7 +44,15 @@ differentiable_runs: Counter[int] = Counter()
 class Higher:
     """The differentiable backwards of one node, by the tangents they get: made when first asked for."""
 
-    def __init__(self, level: Level, component: Component, saved: SavedSet, ways: Ways, steps: Steps) -> None:
+    def __init__(
+        self,
+        level: Level,
+        component: Component,
+        saved: SavedSet,
+        ways: Ways,
+        backward: Backward,
+        steps: Steps,
+    ) -> None:
         self.level = level
         self.component = component
         self.saved = saved
@@ -51,6 +60,7 @@ class Higher:
         self.made: dict[Any, Any] = {}
         self.sets: set[Wanted] = set()
         self.steps = steps
+        self.handing = Handing(level, component, saved, backward, steps)
         orders = tuple(level.exits[i].order for i in component.exits)
         self._orders = orders if level.lays_out and not level.veiled else None
 
@@ -70,6 +80,7 @@ class Higher:
         sizes = ctx.sizes if self.saved.sizes else ()
         held = ctx.saved_tensors if count or self.ways.linked(ctx) else ()
         inputs = self.ways.inputs(ctx, held, held[count:])
+        lifetime_of(ctx).handing = self.handing
         if all(t is None for t in tangents):
             return [None] * len(inputs)
 
@@ -253,15 +264,16 @@ def _next_apply(
     from aheadgrad.runtime.node import make_node  # nodes and their derivatives know each other
 
     failure = level.failures.get(component.number)
+    backward = backward_of(level, component, saved, usual, steps)
     apply, _ = make_node(
-        backward_of(level, component, saved, usual, steps),
+        backward,
         len(component.exits),
         len(saved.tensors),
         len(saved.sizes),
         len(component.targets),
         f"{level.order + 1}_{component.number}",
         ways=ways,
-        higher=Higher(level, component, saved, ways, steps),
+        higher=Higher(level, component, saved, ways, backward, steps),
         failure=None if failure is None else Failure(failure),
         visits_below=any(t.key not in level.tangents for t in component.targets),
     )

@@ -147,15 +147,16 @@ class _Making:
         direct = self._direct(component, watched, tensor_names)
         ways = self._ways(component, tensor_names, direct)
         failure = joint.failures.get(number)
+        backward = backward_of(joint, component, saved, usual, self.steps)
         apply, source = make_node(
-            backward_of(joint, component, saved, usual, self.steps),
+            backward,
             len(component.exits),
             len(saved.tensors),
             len(saved.sizes),
             len(component.targets),
             str(number),
             ways=ways,
-            higher=Higher(joint, component, saved, ways, self.steps),
+            higher=Higher(joint, component, saved, ways, backward, self.steps),
             watched=bool(watched),
             failure=None if failure is None else Failure(failure),
             direct=direct,

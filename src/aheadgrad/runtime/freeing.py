@@ -19,15 +19,32 @@ BACKWARD_TWICE = (
 )
 
 
+_MOST_WAITING = 64
+
+
 class Lifetime:
     """Whether a node's call has had its backward; outlives the node."""
 
-    __slots__ = ("below", "freed", "node")
+    __slots__ = ("below", "freed", "handing", "node", "ran", "waiting")
 
     def __init__(self, node: Any) -> None:
         self.freed = False
         self.node = weakref.ref(node)
         self.below: Lifetime | None = getattr(node, "below", None)
+        self.handing: Any = None  # how its backward takes what others hand over (`handing`)
+        self.ran = -1  # the last backward that it ran in
+        self.waiting: dict[int, dict[int, Any]] = {}  # by backward and place: what was handed over
+
+    def hand(self, task: int, place: int, tangent: Any) -> None:
+        """For the node's backward, which is still to come."""
+        if task not in self.waiting and len(self.waiting) >= _MOST_WAITING:
+            self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
+        here = self.waiting.setdefault(task, {})
+        here[place] = here[place] + tangent if place in here else tangent
+
+    def take(self, task: int) -> dict[int, Any]:
+        self.ran = task
+        return self.waiting.pop(task, {}) if self.waiting else {}
 
 
 def lifetime_of(node: Any) -> Lifetime:

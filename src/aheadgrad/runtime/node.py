@@ -205,6 +205,13 @@ def _backward(
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
         grads = f"{names.name(higher, 'higher')}.run(ctx, {joined}, {wanted})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
+    if higher.handing.possible:
+        test = "True" if shape.visits_below else "getattr(ctx, 'lifetime', None) is not None"
+        with script.block(f"if {test}:"):
+            run = f"{names.name(higher.handing, 'handing')}.run(ctx, {joined}, {wanted})"
+            script.line(f"grads = {run}")
+            with script.block("if grads is not None:"):
+                script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
     _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
     if ways.loose:
         with script.block("if links:"):

@@ -44,6 +44,18 @@ class Steps(Protocol):
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
 
+    def handing(
+        self,
+        component: Component,
+        saved: SavedSet,
+        pattern: tuple[Any, ...],
+        wanted: Wanted,
+        handed: tuple[int, ...],
+        *,
+        hands: bool,
+    ) -> tuple[Run, tuple[tuple[int, int], ...]] | None:
+        """A backward that takes what is handed to it and, if asked to, hands on; with its ends."""
+
     def close(self) -> None:
         """Lets go of the recording."""
 

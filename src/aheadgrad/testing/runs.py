@@ -217,7 +217,8 @@ class Run:
         With ``plain`` the tangents do not require grad. From the second level on ``None`` counts as
         zero: whether a derivative that is zero has a path in the graph is an accident of how the
         derivative below was written down (in-place ops on views of other views, for instance).
-        With ``draw`` some gradients are asked for at each level, and the last has no history.
+        With ``draw`` some gradients are asked for at each level, and the last has no history;
+        what was differentiated before may be so again, together with its gradients.
         """
         tensors, facts = self.register.tensors, self.record.facts
         roots = [tensors[name] for name in terms]
@@ -249,6 +250,8 @@ class Run:
                 targets.update((f"{step} tangent {i}", weight) for i, weight in enumerate(weights))
             fresh = tangents(leaves)
             pairs = [(g, w) for g, w in zip(grads, fresh, strict=True) if g is not None and g.requires_grad]
+            earlier = zip(roots, weights, strict=True) if draw is not None and drawn.random() < 0.6 else ()
+            pairs += [(root, weight.detach()) for root, weight in earlier]
             roots, weights = [g for g, _ in pairs], [w for _, w in pairs]
 
 

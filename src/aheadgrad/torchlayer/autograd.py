@@ -17,6 +17,8 @@ set_creation_meta = torch._C._autograd._set_creation_meta
 set_grad_enabled = torch._C._set_grad_enabled
 NodeBase = torch.autograd.Function
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+"""A number that tells the running backward from others."""
 nodes_made: Callable[[], int] = torch.autograd._get_sequence_nr
 """How many autograd nodes this thread made so far; the last one has the number before that."""
 

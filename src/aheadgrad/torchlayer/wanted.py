@@ -20,7 +20,8 @@ Wanted = tuple[bool, ...] | None
 
 _CALLER = _engine_run_backward.__code__
 _LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
-_will_run = torch._C._will_engine_execute_node
+will_run = _will_run = torch._C._will_engine_execute_node
+"""Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
 
 
