@@ -84,7 +84,7 @@ def measure(
         compiled(*args)
     guarded = compiled.entries[0]
     inputs = guarded.check(args, {})
-    run = guarded.run
+    run = guarded.entry.run
     with_check, without = in_pairs(lambda: compiled(*args), lambda: run(*inputs), count)
     figures = {GUARDED: with_check, UNGUARDED: without}
     bars = () if limit is None else (Difference(with_check - without, limit),)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from aheadgrad.torchlayer import dispatch, functional, symbols, transforms
-from aheadgrad.torchlayer.assumptions import as_numbers, assumptions, on_trial, sizes_from
+from aheadgrad.torchlayer.assumptions import as_numbers, assumptions, on_trial
 from aheadgrad.torchlayer.dynamo import symbols_of
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import FakeTensor, new_mode, symbolic_like
@@ -210,8 +210,7 @@ def test_what_is_assumed_on_trial_is_forgotten() -> None:
 def test_symbols_stand_for_other_numbers_for_a_while() -> None:
     fake = symbolic(5, 3)
     mode, size = fake.fake_mode, fake.size(0)
-    sizes = sizes_from([(fake, torch.ones(7, 3))])
-    assert sorted(sizes.values()) == [3, 7]
+    sizes = {symbols.expression(n): now for n, now in zip(fake.size(), (7, 3), strict=True)}
     before = assumptions(mode)
     with RECORDING, as_numbers(mode, sizes):
         assert size == 7 and int(size * 2) == 14 and symbols.size_hint(size) == 7

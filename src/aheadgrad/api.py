@@ -94,5 +94,6 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     flat = flatten(args, kwargs, parameter_names(fn))
     call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
     journal = Journal()
-    _, joint = pipeline.record(call, Options(), journal)
+    recording, joint = pipeline.record(call, Options(), journal)
+    recording.release()
     return Captured(joint, journal)

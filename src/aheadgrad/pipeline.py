@@ -21,7 +21,14 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import compile_program
 from aheadgrad.conventions.wholes import backward_of_wholes
-from aheadgrad.errors import AheadgradError, FallbackError, HigherOrderError, InvalidProgram, NeedsNumbers
+from aheadgrad.errors import (
+    AheadgradError,
+    FallbackError,
+    HigherOrderError,
+    InvalidProgram,
+    NeedsNumbers,
+    let_go_of_locals,
+)
 from aheadgrad.joint.level import Component, Joint, Level
 from aheadgrad.joint.requests import Door, Further, LooksAtValues, NeedsSizes, NoDoor, Request, Unusual
 from aheadgrad.options import Options
@@ -33,7 +40,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.levels import lower
-from aheadgrad.recording.recording import Again, Plan, Recording, describe, first_plan, run_once
+from aheadgrad.recording.recording import Again, Plan, Recording, describe, first_plan, open_session, run_once
 from aheadgrad.recording.veils import NeedsVeils
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.anomaly import looking_for_nan
@@ -57,19 +64,28 @@ def run(call: Call, options: Options) -> Entry:
     journal = Journal()
     with RECORDING:
         recording, joint = record(call, options, journal)
-        mode = recording.session.mode
-        with journal.stage("split"):
-            parts = split(joint, mode)
-        with journal.stage("compile"):
-            compiled = _compile(parts, options, mode)
-        with journal.stage("assemble"):
-            steps = Steps(joint, LiveDoor(recording), mode)
-            spec, write = recording.forward.out_spec, recording.call.returns
-            returns = None if write is None else lambda texts, names: write(spec, texts, names)
-            entry = make_entry(joint, parts, compiled, journal, steps, recording, returns)
-        with journal.stage("rehearse"):
-            rehearse(joint, [e.real for e in recording.session.entrances])
-        return entry
+        try:
+            return _entry(recording, joint, options, journal)
+        except BaseException as error:
+            recording.release()
+            let_go_of_locals(error)
+            raise
+
+
+def _entry(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
+    mode = recording.session.mode
+    with journal.stage("split"):
+        parts = split(joint, mode)
+    with journal.stage("compile"):
+        compiled = _compile(parts, options, mode)
+    with journal.stage("assemble"):
+        steps = Steps(joint, LiveDoor(recording), mode)
+        spec, write = recording.forward.out_spec, recording.call.returns
+        returns = None if write is None else lambda texts, names: write(spec, texts, names)
+        entry = make_entry(joint, parts, compiled, journal, steps, recording, returns)
+    with journal.stage("rehearse"):
+        rehearse(joint, [e.real for e in recording.session.entrances])
+    return entry
 
 
 def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, Joint]:
@@ -91,14 +107,20 @@ def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, J
 
 
 def _attempt(plan: Plan, options: Options, journal: Journal) -> tuple[Recording, Joint]:
-    with journal.stage("forward"):
-        forward = run_once(plan, options)
-    with journal.stage("facts"):
-        recording = describe(plan, forward, options)
-    with journal.stage("joint"):
-        recording.differentiate()
-    with journal.stage("lower"):
-        return recording, lower(recording)
+    session = open_session(plan, options)
+    try:
+        with journal.stage("forward"):
+            forward = run_once(plan, session)
+        with journal.stage("facts"):
+            recording = describe(plan, forward, options)
+        with journal.stage("joint"):
+            recording.differentiate()
+        with journal.stage("lower"):
+            return recording, lower(recording)
+    except BaseException as error:
+        session.forget_arguments()  # its parts hold each other
+        let_go_of_locals(error)
+        raise
 
 
 def _compile(parts: Split, options: Options, mode: FakeTensorMode) -> Executables:

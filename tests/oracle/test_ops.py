@@ -255,3 +255,16 @@ def test_no_out_is_written_to_nothing() -> None:
         return torch.tensordot(x.expand(3, -1), y, dims=((1,), (0,)), out=None)
 
     same(fn, lambda: leaves(leaf(1, 4), leaf(4, 2, seed=1)))
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_operators_of_python(frontend: str) -> None:
+    """Their names (`__eq__`) are those of methods that any object has."""
+
+    def fn(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [x == y, x != y, x < y, x >= y, ~(x == 0), x % 2, 1 - x, 2.0**x, x.__eq__(y), abs(-x)]
+
+    compiled = aheadgrad.compile(fn, frontend=frontend, fallback="error")
+    for x in (torch.randn(4), torch.arange(4)):
+        for found, expected in zip(compiled(x, x.flip(0)), fn(x, x.flip(0)), strict=True):
+            assert torch.equal(found, expected)

@@ -478,3 +478,30 @@ def test_what_cannot_be_returned_again_and_again() -> None:
     first, second = allowed(x()), allowed(x())
     assert_equal(first, second)
     assert first[1] is not second[1]
+
+
+_numbers: list[float] = [1.0, 2.0]
+
+
+def test_containers_that_are_replaced_by_equal_ones_and_changed_then() -> None:
+    """The new list is looked at from then on, not the one that was there when the entry was made."""
+    global _numbers
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = [1, 2]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factors[0] + _numbers[0]
+
+    module = Scaled()
+    compiled = aheadgrad.compile(module, frontend="trace", fallback="error")
+    run = aheadgrad.compile(lambda x: x * _numbers[0], frontend="trace", fallback="error")
+    x = torch.ones(3)
+    for change in (False, True):
+        module.factors, _numbers = [1, 2], [1.0, 2.0]
+        assert torch.equal(compiled(x), x * 2) and torch.equal(run(x), x)
+        if change:
+            module.factors[0], _numbers[0] = 5, 3.0
+            assert torch.equal(compiled(x), x * 8) and torch.equal(run(x), x * 3)

@@ -49,9 +49,10 @@ def compile_flat(
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
     entry = pipeline.run(call, options)
-    made = _FlatCheck(entry, places, args, TracedFunction(fn, options)).write(guarded=guarded)
-    entry.captured.release()
-    return made
+    try:
+        return _FlatCheck(entry, places, args, TracedFunction(fn, options)).write(guarded=guarded)
+    finally:
+        entry.captured.release()
 
 
 class _FlatCheck(Check):

@@ -165,17 +165,19 @@ class GuardWriter(Check):
 
     def _containers(self) -> None:
         """Lists and the like have the contents that they had; Python keeps no version of those."""
-        found = self.look.containers
-        plain = tuple(value for _, value in found if _is_plain_list(value))
+        plain, copies = "", []
+        for i, (path, value) in enumerate(self.look.containers):
+            known = frozen(value, path)
+            if type(value) is list and all(type(v) in (int, str, bool, type(None)) for v in value):
+                plain += f"containers[{i}], "  # `==` compares such well enough
+                copies.append(list(value))
+            else:
+                now = f"{self.names.name(freeze, 'freeze')}(containers[{i}])"
+                test = f"{now} == {self.names.name(known, 'frozen')}"
+                self.unless(test, path, "as it was", f"containers[{i}]")
         if plain:
-            copies = tuple(map(list, plain))
-            test = f"{self.names.name(plain, 'lists')} == {self.names.name(copies, 'as_they_were')}"
-            self.unless(test, "lists of the module", "as they were", "'others'")
-        for path, value in found:
-            if not _is_plain_list(value):
-                holder = self.names.name(value, "holder")
-                now, known = f"{self.names.name(freeze, 'freeze')}({holder})", frozen(value, path)
-                self.unless(f"{now} == {self.names.name(known, 'frozen')}", path, "as it was", holder)
+            as_they_were = self.names.name(tuple(copies), "as_they_were")
+            self.unless(f"({plain}) == {as_they_were}", "lists of the module", "as they were", "'others'")
         if self.captured.session.recorder.borrowed:
             self._arrays()
 
@@ -269,8 +271,3 @@ class GuardWriter(Check):
             pieces = [f"({', '.join(some)},)" if some else "" for some in (before, after)]
             return "*" + " + ".join(filter(None, (pieces[0], "state", pieces[1]))) + end
         return ", ".join(texts) + (end if texts else "")
-
-
-def _is_plain_list(value: Any) -> bool:
-    """A list that `==` compares well enough: of whole numbers, strings and the like."""
-    return type(value) is list and all(type(v) in (int, str, bool, type(None)) for v in value)

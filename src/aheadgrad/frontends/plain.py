@@ -37,15 +37,19 @@ _LARGEST = 1 << 16  # bytes of an array that are compared at each call
 
 
 class Same:
-    """Equal to itself alone."""
+    """Equal to itself alone; tensors are held weakly."""
 
-    __slots__ = ("value",)
+    __slots__ = ("_hold",)
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self._hold: Any = ref(value) if isinstance(value, torch.Tensor) else lambda: value
+
+    @property
+    def value(self) -> Any:
+        return self._hold()
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Same and other.value is self.value
+        return type(other) is Same and other.value is self.value is not None
 
 
 def is_array(value: Any) -> bool:

@@ -118,6 +118,10 @@ class Look:
             self.places[id(value)] = place
         self.found.append((path, number))
 
+    def settle(self) -> None:
+        """What was found is known in words and tokens; the tensors themselves may go."""
+        self.originals, self.tensors, self.places, self.containers = {}, [], {}, []
+
     def differences(self, other: Look) -> list[tuple[str, str, str]]:
         """`(path, here, there)` for what is different, in words."""
         mine, theirs = dict(self.found), dict(other.found)
@@ -126,9 +130,15 @@ class Look:
 
 
 class State:
-    """The trees, cells and globals of one function (and of what is given to it)."""
+    """The trees, cells and globals of one function (and of what is given to it).
 
-    def __init__(self, fn: Any, arguments: Sequence[tuple[str, Any]]) -> None:
+    `siblings`: the last looks of all entries of that function.
+    """
+
+    def __init__(
+        self, fn: Any, arguments: Sequence[tuple[str, Any]], siblings: list[Surroundings] | None = None
+    ) -> None:
+        self.siblings = [] if siblings is None else siblings
         self.trees: list[tuple[str, nn.Module]] = []
         self.names: list[Place] = []
         self._function(fn)
@@ -218,10 +228,14 @@ class State:
             if place.get() is not value:
                 place.put(value)
 
+    def settle(self) -> None:
+        """Nothing has to be put back any more."""
+        self._values, self._before = [], []
+
 
 # held(things) tells whether dictionaries are unchanged; ids are those of all tensors found
-STAMP = "held, things, state, named, hooks, ids, pointers, storages"
-_NOTHING: tuple[Any, ...] = (bool, (), (), (), -1, frozenset(), (), frozenset())  # held(things) is false
+STAMP = "held, things, state, named, containers, hooks, ids, pointers, storages"
+_NOTHING: tuple[Any, ...] = (bool, (), (), (), (), -1, frozenset(), (), frozenset())  # held(things) is false
 
 
 class Surroundings:
@@ -247,6 +261,8 @@ class Surroundings:
         self._empty_hooks = [t for t in tables if not t and id(t) in hooks]
         self._watched = tuple(t for t in tables if t or id(t) not in hooks)
         self.stamp = _NOTHING
+        self._siblings = state.siblings
+        state.siblings.append(self)
 
     def renew(self) -> tuple[Any, ...] | None:
         """Looks at every place again; not while another thread has traced tensors in the module."""
@@ -255,6 +271,8 @@ class Surroundings:
             named = tuple(place.get() for place in self._state.names)
             held, things = unchanged_check(self._watched) if self._watched else (bool, (True,))
             now = self._state.look()
+            for one in self._siblings:
+                one.keep_only(now.places)
             fits = now.found == self._look.found
             tensors = tuple(now.tensors[i] for i in self._numbers) if fits else ()
             if not fits or not self._match(tensors):
@@ -262,10 +280,17 @@ class Surroundings:
                 return None
             kept = tensors if self.keeps_pointers else ()
             pointers, storages = tuple(map(Tensor.data_ptr, kept)), frozenset(map(storage_key, kept))
-            rest = (tensors, named, hooks, frozenset(now.places), pointers, storages)
+            containers = tuple(value for _, value in now.containers)
+            rest = (tensors, named, containers, hooks, frozenset(now.places), pointers, storages)
             if held(things) and not any(self._empty_hooks):  # the first check notes the versions
                 self.stamp = (held, things, *rest)
             return (bool, (), *rest)
+
+    def keep_only(self, there: Mapping[int, Place]) -> None:
+        """Forgets the last look if it found tensors that are not there any more, by id."""
+        _, _, state, named, *_ = self.stamp
+        if any(isinstance(t, Tensor) and id(t) not in there for t in (*state, *named)):
+            self.stamp = _NOTHING
 
     def _match(self, tensors: tuple[Tensor, ...]) -> bool:
         if self._memory.pattern(tensors) != self._pattern:

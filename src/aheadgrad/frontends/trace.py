@@ -18,14 +18,21 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import MISTAKES, AheadgradError, DataDependentError, FallbackError, reason_of
+from aheadgrad.errors import (
+    MISTAKES,
+    AheadgradError,
+    DataDependentError,
+    FallbackError,
+    reason_of,
+    without_frames,
+)
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
 from aheadgrad.frontends.shapes import Shapes
-from aheadgrad.frontends.state import State, changed, swapped
+from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
@@ -48,6 +55,7 @@ class TracedFunction(CompiledFunction):
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         super().__init__(fn, options)
         self._shapes = Shapes(options.dynamic, fn)
+        self._last_looks: list[Surroundings] = []
         self._full = False
         self._refused: dict[Any, Exception] = {}  # by what calls look like from afar
         self._changed_once: set[Any] = set()  # looks of calls that changed something, and may be done with it
@@ -97,7 +105,14 @@ class TracedFunction(CompiledFunction):
                 break
             except Exception as error:
                 if symbols is None:
-                    return self._remember(error, look)
+                    self._remember(error, look)
+                    if isinstance(error, RecursionError):
+                        return FallbackError(_TOO_DEEP)
+                    if not self._raises(error):
+                        return without_frames(error)
+                    if isinstance(error, AheadgradError):
+                        error.__traceback__ = None
+                    raise
                 misses.LOG.debug("%s is compiled with fewer symbols", self.name, exc_info=True)
         self._shapes.note(flat)
         self.entries.append(made)
@@ -106,11 +121,12 @@ class TracedFunction(CompiledFunction):
         return made
 
     def _record(self, flat: Flat, args: Any, kwargs: Any, symbols: Symbols | None) -> Guarded:
-        making = Making(self._fn, self.name, flat, self.options)
+        making = Making(self._fn, self.name, flat, self.options, self._last_looks)
         try:
             made = making.run(args, kwargs, symbols)
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
+            making.settle()
             return made
         except Exception as error:
             making.put_back()
@@ -118,20 +134,22 @@ class TracedFunction(CompiledFunction):
                 error.has_run = making.has_run
             raise
 
-    def _remember(self, error: Exception, look: Any) -> Exception:
+    def _remember(self, error: Exception, look: Any) -> None:
         """Nobody tries again at each call; but what changes something once may be done with that."""
         if isinstance(error, AheadgradError) and error.has_run:
             if error.once and look not in self._changed_once:
                 self._changed_once.add(look)
             else:
                 self._refused[look] = copy.copy(error)  # without the frames, which hold tensors
-        return FallbackError(_TOO_DEEP) if isinstance(error, RecursionError) else error
+
+    def _raises(self, error: Exception) -> bool:
+        return self.options.fallback == "error" or isinstance(error, MISTAKES)
 
     def _uncompiled(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs what is not compiled in eager, which shows whether the function itself is at fault."""
+        if self._raises(error):
+            raise copy.copy(error)  # this one is remembered, and held by frames
         ours = isinstance(error, AheadgradError)
-        if self.options.fallback == "error" or isinstance(error, MISTAKES):
-            raise error.with_traceback(None) if ours else error
         if ours:
             self.note_uncompiled(_why(error))
         out = self._fn(*args, **kwargs)
@@ -170,10 +188,12 @@ class Making:
     repeated by a program of tensor operations, and is refused. What the run changed is put back for eager.
     """
 
-    def __init__(self, fn: Any, name: str, flat: Flat, options: Options) -> None:
+    def __init__(
+        self, fn: Any, name: str, flat: Flat, options: Options, last_looks: list[Surroundings]
+    ) -> None:
         self.fn, self.name, self.flat, self.options = fn, name, flat, options
         others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
-        self.state = State(fn, others)
+        self.state = State(fn, others, last_looks)
         self._refuse(others)
         self.look = self.state.look(in_words=True)
         self.has_run = False
@@ -207,10 +227,16 @@ class Making:
             call.symbols = symbols
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         entry = pipeline.run(call, options)
-        writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
-        made = writer.write(self.name, args, kwargs)
-        entry.captured.release()
-        return made
+        try:
+            writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
+            return writer.write(self.name, args, kwargs)
+        finally:
+            entry.captured.release()
+
+    def settle(self) -> None:
+        """The entry is made: what was found on the way may go."""
+        self.state.settle()
+        self.look.settle()
 
     def put_back(self) -> None:
         """What can be seen of Python is as it was before the function was recorded."""

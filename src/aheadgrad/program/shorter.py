@@ -82,7 +82,7 @@ class _Shorter:
         looks = op.out.type
         step: Op | None = op
         while step is not None and type(step.out) is Value and is_view_op(step.target):
-            if step.target is _AS_STRIDED or type(step.args[0]) is not Value:
+            if step.target is _AS_STRIDED or type(step.args[0]) is not Value or _may_raise(step):
                 return None
             value = step.args[0]
             if value.type == looks:
@@ -131,8 +131,8 @@ class _Shorter:
     def _broadcast(self, op: Op) -> Op:
         """Without an expansion that the op does by itself."""
         args = list(op.args)
-        for k, other in ((0, args[1]), (1, args[0])):
-            expanded = self._made_by(args[k], _aten.expand.default)
+        for k in (0, 1):
+            expanded, other = self._made_by(args[k], _aten.expand.default), args[1 - k]
             if expanded is None or type(other) is not Value or other.type.size != op.out.type.size:
                 continue
             if other.type.dtype == args[k].type.dtype == op.out.type.dtype:
@@ -148,6 +148,12 @@ class _Shorter:
         if not second.type == first.type == op.out.type:
             return op
         return replace(op, target=_aten.rsub.Scalar, args=(second, 1), uses=(second,))
+
+
+def _may_raise(op: Op) -> bool:
+    """A view with a size left open (-1) raises where others are zero; sizes that are numbers were seen."""
+    given = [v for arg in op.args[1:] if isinstance(arg, list | tuple) for v in arg]
+    return -1 in given and any(type(n) is Number for n in op.out.type.size)
 
 
 def _alive(ops: Sequence[Op], results: Sequence[Any]) -> tuple[Op, ...]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, reason_of
+from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, let_go_of_locals, reason_of
 from aheadgrad.joint import level as values
 from aheadgrad.joint.requests import Further, LooksAtValues, NeedsSizes, Request, Unusual
 from aheadgrad.program.slots import Between
@@ -41,13 +41,17 @@ class LiveDoor:
                 found = self._more(request)
             except Exception as error:
                 self.level.lowering.forget(mark)
+                let_go_of_locals(error)
                 told = explained(error)
-                if isinstance(told, DataDependentError):
-                    strict = self.level.options.fallback == "error" or self.level.session.veiled
-                    raise told if strict else LooksAtValues(reason_of(told)) from error
-                if isinstance(told, AheadgradError) and request.requiring is not None:
-                    raise told from error
-                raise
+                try:
+                    if isinstance(told, DataDependentError):
+                        strict = self.level.options.fallback == "error" or self.level.session.veiled
+                        raise told if strict else LooksAtValues(reason_of(told)) from error
+                    if isinstance(told, AheadgradError) and request.requiring is not None:
+                        raise told from error
+                    raise
+                finally:
+                    del told  # which holds this frame
             if request.values is not None and request.requiring is None:
                 self.level.lowering.forget(mark)
             return found

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from aheadgrad.torchlayer.dispatch import OpOverloadPacket
+
 NEEDS_VALUE = {
     torch.Tensor.numpy: "Tensor.numpy()",
     torch.Tensor.tolist: "Tensor.tolist()",
@@ -24,8 +26,9 @@ COPIES_MEMORY: set[Any] = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__
 @functools.cache
 def _reshapes(name: str) -> bool:
     """Is this an op that changes sizes, strides or memory in place?"""
-    op = getattr(torch.ops.aten, name, None)
-    return op is not None and any(torch.Tag.inplace_view in getattr(op, o).tags for o in op.overloads())
+    op = getattr(torch.ops.aten, name, None)  # (of a name like `__eq__`, something else of Python's)
+    names = op.overloads() if isinstance(op, OpOverloadPacket) else ()
+    return any(torch.Tag.inplace_view in getattr(op, o).tags for o in names)
 
 
 def writes(func: Any, kwargs: dict[str, Any]) -> bool:

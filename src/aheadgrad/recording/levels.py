@@ -189,6 +189,6 @@ class _Levels:
 
     def _target(self, t: Target) -> values.Target:
         passage = isinstance(t.leaf, Passage)
-        is_leaf = not passage and t.leaf.is_leaf
+        is_leaf = t.kind == "input" and t.leaf.is_leaf  # of a view, autograd would have to make its history
         slot = self.level.slot_of(t)
         return values.Target(t.kind, t.index, self.low.key(t.leaf), slot, t.name, is_leaf, passage)

@@ -1,7 +1,7 @@
 """A recording: one run of the function, what was found about it, and its backwards, all still live.
 
-`pipeline` takes the steps: `run_once`, `describe`, `Recording.differentiate`; `levels.lower` ends it. What
-stays alive behind an entry is reached through a `LiveDoor`.
+`pipeline` takes the steps: `open_session`, `run_once`, `describe`, `Recording.differentiate`; `levels.lower`
+ends it. What stays alive behind an entry is reached through a `LiveDoor`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aheadgrad.errors import (
     FallbackError,
     NeedsNumbers,
     reason_of,
+    without_frames,
 )
 from aheadgrad.facts.facts import Facts
 from aheadgrad.joint import level as values
@@ -63,14 +64,12 @@ def first_plan(call: Call) -> Plan:
     return Plan(call, veiled=not all(is_plain(t) for _, t in call.inputs))
 
 
-def run_once(plan: Plan, options: Options) -> Forward:
+def run_once(plan: Plan, session: Session) -> Forward:
     """One run of the function. Raises `Again` if inputs that share memory turn out to be changed, or when it
     fails while some share memory: eager may refuse the very sharing, before it comes to that error."""
     call = plan.call
-    if plan.merged:
-        _fix_sizes(call)
     try:
-        forward = run(_open(call, options, plan.veiled), call)
+        forward = run(session, call)
     except AheadgradError:
         raise
     except DATA_DEPENDENT_ERRORS as error:  # which the user's code caught
@@ -81,12 +80,12 @@ def run_once(plan: Plan, options: Options) -> Forward:
             raise
         raise Again(replace(plan, call=merged, merged=True)) from None
     if plan.merged:
-        check_bases(forward.session)
+        check_bases(session)
     check_reshapes(forward)
     merged = None if plan.merged else merge_shared(forward, call)
     if merged is not None:
         raise Again(replace(plan, call=merged, merged=True))
-    forward.session.recorder.ops.exact = False  # strides of gradients are nobody's promise
+    session.recorder.ops.exact = False  # strides of gradients are nobody's promise
     return forward
 
 
@@ -190,7 +189,7 @@ class Recording:
 
     def release(self) -> None:
         """Lets go of the arguments of the call that was captured; the trace does not need them."""
-        self.call.inputs = []
+        self.call.inputs, self.call.shared = [], ()
         self.call.symbols = Symbols()
         self.session.fakes = {}
         self.call.invoke = _gone
@@ -220,7 +219,10 @@ def _fix_sizes(call: Call) -> None:
             int(number)
 
 
-def _open(call: Call, options: Options, veiled: bool) -> Session:
+def open_session(plan: Plan, options: Options) -> Session:
+    call, veiled = plan.call, plan.veiled
+    if plan.merged:
+        _fix_sizes(call)
     if veiled and dispatch_modes():
         raise FallbackError("a dispatch mode is active around a call with tensor subclasses")
     reals = [t for _, t in call.inputs]
@@ -277,9 +279,8 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
             raise ours from error
         if not captured.order and raised_below_users_code(error):  # because of the recording? eager will tell
             raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
-        captured.failures[number] = (
-            error  # from the second order on, also what nobody wrote, or decides by values
-        )
+        # from the second order on, also what nobody wrote, or decides by values
+        captured.failures[number] = without_frames(error)
     if len(component.exits) == 1:
         return None if captured.order else _record_reachable(captured, component, expected)
     working = []

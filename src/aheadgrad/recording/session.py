@@ -7,6 +7,7 @@ user's function again.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -73,6 +74,7 @@ class Session:
         self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
         self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
+        self._closed_over: list[tuple[weakref.ref[Tensor], Entrance]] = []  # once arguments are forgotten
         self._by_seen: dict[int, Entrance] = {}
         self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
@@ -180,7 +182,7 @@ class Session:
 
     def enter(self, slot: Slot, real: Tensor, *, symbolic_name: str = "") -> Entrance:
         """The entrance for an input; the same tensor enters once."""
-        known = self._by_real.get(id(real))
+        known = self._entered(real)
         if known is not None:
             return known
         if not is_plain(real):
@@ -220,15 +222,20 @@ class Session:
     def entrance_of(self, seen: Tensor) -> Entrance | None:
         return self._by_seen.get(id(seen))
 
+    def _entered(self, real: Tensor) -> Entrance | None:
+        """The entrance of a real tensor, if it has entered."""
+        later = (e for held, e in self._closed_over if held() is real)
+        return self._by_real.get(id(real)) or next(later, None)
+
     def is_leaf_input(self, t: Tensor) -> bool:
-        entrance = self.entrance_of(t) or self._by_real.get(id(t))
+        entrance = self.entrance_of(t) or self._entered(t)
         return entrance is not None and entrance.is_leaf
 
     def lift(self, real: Tensor) -> Tensor:
         """A real tensor met by the user's code: a hidden input from now on."""
         if isinstance(real, FakeTensor):
             return self.wrap(real)
-        known = self._by_real.get(id(real))
+        known = self._entered(real)
         if known is None:
             if is_nowhere(real):
                 raise FallbackError("the memory of a tensor is handed to other code (DLPack, pointers)")
@@ -285,17 +292,18 @@ class Session:
             raise FallbackError("an input that is a view without grad gets a history more than once")
 
     def forget_arguments(self) -> None:
-        """Drops the caller's tensors; what the function closes over stays known."""
+        """Drops the caller's tensors; what the function closes over stays known as long as it lives."""
         nothing = torch.empty(0)
+        closed_over = (e for e in self._by_real.values() if isinstance(e.slot, ClosedOver))
+        self._closed_over += [(weakref.ref(e.real), e) for e in closed_over]
         for e in self.entrances:
-            if not isinstance(e.slot, ClosedOver):
-                self._by_real.pop(id(e.real), None)
-                e.real = nothing
+            e.real = nothing
+        for m in self.members:
+            m.real = m.owner = nothing
+        self.refused = None
+        self._by_real.clear()
         self.parts.clear()
         self.made_owners.clear()
-        for m in self.members:
-            self._by_real.pop(id(m.real), None)
-            m.real = m.owner = nothing
 
     def check_generator(self, generator: torch.Generator) -> None:
         """Random numbers are drawn from it at each call: it must be the caller's, and be left to advance."""

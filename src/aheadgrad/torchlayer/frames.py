@@ -27,7 +27,7 @@ from torch._dynamo.utils import graph_break_reasons
 from torch._guards import TracingContext
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
-from aheadgrad.errors import FallbackError, reason_of
+from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
@@ -106,8 +106,6 @@ class _Frames:
             teller.note_uncompiled(self._hopeless[code])
             return _AS_IT_IS
         known = len(graph_break_reasons)
-        if self._noted is not None:
-            self._noted.raised = None
         try:
             with (
                 _one_at_a_time,
@@ -119,7 +117,9 @@ class _Frames:
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
                 _call_directly(result.guarded_code, frame.f_globals)
         except Exception as error:
-            return self._failed(teller, code, error)
+            self._swallowed()
+            let_go_of_locals(error)
+            return self._failed(code, error)
         finally:
             self._tell_misses(teller)
         if "dispatch mode" in (getattr(result, "skip_reason", None) or ""):
@@ -127,8 +127,18 @@ class _Frames:
             return _AS_IT_IS  # with all that it calls: counted once
         for reason in graph_break_reasons[known:]:
             teller.broke(_place(reason.user_stack), _short(reason.reason))
-        raised = None if self._noted is None else self._noted.raised
-        return result if raised is None else self._skipped(teller, code, raised, result)
+        raised = self._swallowed()
+        if raised is None:
+            return result
+        let_go_of_locals(raised)
+        return self._skipped(teller, code, without_frames(raised), result)  # this frame is one of them
+
+    def _swallowed(self) -> Exception | None:
+        """What Dynamo raised and caught again, told once."""
+        if self._noted is None:
+            return None
+        found, self._noted.raised = self._noted.raised, None
+        return found
 
     def _skipped(self, teller: Teller, code: CodeType, error: Exception, result: Any) -> Any:
         """Dynamo gave up, and would leave the frame alone for ever."""
@@ -151,14 +161,23 @@ class _Frames:
         if found:
             teller.missed(found[0].orig_code.co_name, [_short(failure.reason) for failure in found])
 
-    def _failed(self, teller: Teller, code: CodeType, error: Exception) -> Any:
-        refused = self._fullgraph and isinstance(error, _REFUSALS) and not is_users_error(error)
-        if refused or isinstance(error, _NOT_OURS_TO_CATCH):
-            raise error
+    def _failed(self, code: CodeType, error: Exception) -> Any:
+        """The frame runs as it is; or the error is raised, by a frame that does not hold it any more."""
         inner = getattr(error, "inner_exception", error)
-        if type(inner).__module__.partition(".")[0] == "aheadgrad":
-            raise inner from None
         perhaps_users = is_users_error(error)
+        try:
+            refused = self._fullgraph and isinstance(error, _REFUSALS) and not perhaps_users
+            if refused or isinstance(error, _NOT_OURS_TO_CATCH):
+                raise error
+            if type(inner).__module__.partition(".")[0] == "aheadgrad":
+                raise inner from None
+            return self._left_to_eager(code, error, inner, perhaps_users=perhaps_users)
+        finally:
+            del error, inner
+
+    def _left_to_eager(
+        self, code: CodeType, error: Exception, inner: Exception, *, perhaps_users: bool
+    ) -> Any:
         _OURS.info("%s is not compiled", code.co_name, exc_info=error)
         way_out = "" if perhaps_users else '; frontend="trace" may be able to compile it'
         why = f"Dynamo fails on {code.co_name} ({reason_of(inner)}){way_out}"

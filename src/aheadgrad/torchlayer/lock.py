@@ -26,15 +26,16 @@ class RecordingLock:
         self._holder = 0
 
     def __enter__(self) -> None:
-        other = _dynamos()
-        if other is not None:
-            other.acquire()
-        try:
-            self._lock.acquire()
-        except BaseException:
+        other = None if self.is_held else _dynamos()  # who holds ours has no need of it, or has it
+        while True:
             if other is not None:
+                other.acquire()
+            if self._lock.acquire(blocking=False):
+                break
+            if other is not None:  # nobody waits with Dynamo's: the holder may have begun before it was there
                 other.release()
-            raise
+            with self._lock:
+                other = _dynamos()
         self._others.append(other)
         self._holder = threading.get_ident()
 
