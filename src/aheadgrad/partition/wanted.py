@@ -9,6 +9,8 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.wanted import Wanted
 
+_FEW_OPS, _FEW_BYTES = 4, 1 << 14
+
 
 def program_of_wanted(level: Level, whole: Gradients, saved: SavedSet, wanted: Wanted) -> Program | None:
     """The ops of a recorded backward that the wanted gradients need, and no others.
@@ -22,6 +24,13 @@ def program_of_wanted(level: Level, whole: Gradients, saved: SavedSet, wanted: W
     if idle and not idle.isdisjoint(_used(backward_program(level, whole, saved))):
         return None
     return program
+
+
+def is_little(program: Program | None) -> bool:
+    """Is running a whole backward cheaper than asking which of its gradients are wanted?"""
+    if program is None or len(program.ops) > _FEW_OPS:
+        return False
+    return bool(sum(v.type.bytes for op in program.ops for v in op.values) <= _FEW_BYTES)
 
 
 def _used(program: Program) -> set[Value]:

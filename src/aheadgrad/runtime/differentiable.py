@@ -83,6 +83,7 @@ class Higher:
         held = ctx.saved_tensors if count or self.ways.linked(ctx) else ()
         inputs = self.ways.inputs(ctx, held, held[count:])
         lifetime_of(ctx).handing = self.handing
+        self.handing.is_met = True
         if all(t is None for t in tangents):
             return [None] * len(inputs)
 

@@ -16,6 +16,7 @@ from aheadgrad.emit.sizes import SizeTexts
 from aheadgrad.facts.facts import Fresh
 from aheadgrad.joint.level import Component, Joint, is_handed_out
 from aheadgrad.partition.saved import Split
+from aheadgrad.partition.wanted import is_little
 from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Value
 from aheadgrad.report.journal import Journal
@@ -161,6 +162,7 @@ class _Making:
             failure=None if failure is None else Failure(failure),
             direct=direct,
             selects=joint.selects,
+            little=usual is not None and is_little(self.split.backwards[number]),
             fresh=tuple(name.startswith("r") for name in tensor_names),
             feeds=any(c.has_boundary for c in joint.components),
         )

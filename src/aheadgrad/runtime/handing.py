@@ -35,6 +35,7 @@ class Handing:
         self.backward = backward
         self.steps = steps
         self.made: dict[Any, Made | None] = {}
+        self.is_met = False  # has there been a backward of higher order, which may hand over to this one?
         self.possible = not (level.lays_out or level.veiled or saved.sizes)
         self.possible &= level.options.partition == "default" and level.options.any_order
         self.possible &= not any(c.has_boundary for c in level.components)

@@ -44,6 +44,7 @@ def make_node(
     visits_below: bool = False,
     feeds: bool = False,
     selects: bool = True,
+    little: bool = False,
     fresh: tuple[bool, ...] = (),
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
@@ -51,7 +52,8 @@ def make_node(
     A direct node runs the forward program itself: `apply(*inputs) -> outs`. Either may return links
     behind its outputs (see `links`). `visits_below`: the node's backward is also one of the call
     whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
-    gradient for them. `selects`: the node asks which gradients are wanted.
+    gradient for them. `selects`: the node asks which gradients are wanted,
+    unless there is `little` to save, and it matters to nobody.
     """
     names = Namespace()
     if direct is not None:
@@ -60,7 +62,7 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, fresh)
+        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -84,6 +86,7 @@ class _Shape:
     visits_below: bool
     feeds: bool
     selects: bool
+    little: bool
     fresh: tuple[bool, ...]
 
 
@@ -192,24 +195,25 @@ def _backward(
     count, sizes = shape.saved, shape.sizes
     saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     numbers = "*ctx.sizes, " if sizes else ""
-    wanted = "None"
+    asked = wanted = "None"
     if shape.selects:
-        wanted = "wanted"
         places = arrange.positions or tuple(range(shape.inputs))
-        script.line(f"wanted = {names.name(wanted_inputs, 'wanted_inputs')}(ctx, {places})")
+        asked = f"{names.name(wanted_inputs, 'wanted_inputs')}(ctx, {places})"
+        if not shape.little:
+            script.line(f"wanted = {asked}")
+            asked = wanted = "wanted"
     with script.block(f"if {names.name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
         check = f"{names.name(checked, 'checked')}(ctx, {names.name(backward, 'find_backward')}"
-        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined}, {wanted})")
+        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined}, {asked})")
         with script.block("if grads is not None:"):
             script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
     with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
-        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined}, {wanted})"
+        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined}, {asked})"
         script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
     if higher.handing.possible:
-        test = "True" if shape.visits_below else "getattr(ctx, 'lifetime', None) is not None"
-        with script.block(f"if {test}:"):
-            run = f"{names.name(higher.handing, 'handing')}.run(ctx, {joined}, {wanted})"
-            script.line(f"grads = {run}")
+        handing = names.name(higher.handing, "handing")
+        with script.block("if True:" if shape.visits_below else f"if {handing}.is_met:"):
+            script.line(f"grads = {handing}.run(ctx, {joined}, {wanted})")
             with script.block("if grads is not None:"):
                 script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
     _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
@@ -228,7 +232,7 @@ def _backward(
         ]
         if not backward.fixed_autocast:
             tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
-        if shape.selects:
+        if wanted != "None":
             tests.append("wanted is None")
         with script.block(f"if {' and '.join(tests)}:"):
             _usual(script, usual, tangents, shape, arrange)

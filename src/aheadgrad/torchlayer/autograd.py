@@ -61,7 +61,11 @@ def same_version_counter(a: Tensor, b: Tensor) -> bool:
 
 
 def bare_apply(node: type) -> Callable[..., Any]:
-    """`Function.apply` of the C base class: skips the Python layer that handles functorch."""
+    """`Function.apply` of the C base class: skips the Python layer that handles functorch.
+
+    The engine calls the node's backward as it is, without looking for it each time.
+    """
+    node._backward_cls.apply = node.backward  # type: ignore[attr-defined]
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]
     return bound
 

@@ -12,7 +12,6 @@ import sys
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
 Wanted = tuple[bool, ...] | None
@@ -27,32 +26,46 @@ _MOST_ERRORS = 4  # then the other leaves count as wanted
 
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     """Which of the inputs at these positions are wanted. For the backward of a node to call, itself."""
-    frame = sys._getframe(2).f_back  # after the backward and what calls it: the caller, if in this thread
-    named: set[int] | None = None
-    if frame is not None and frame.f_code is _CALLER:
-        inputs = frame.f_locals["args"][3]
-        if not inputs:
-            return None
-        named = {id(t) for t in inputs if isinstance(t, Tensor)}
+    frame = sys._getframe(1).f_back  # after the backward itself: the caller, if in this thread
+    if frame is None or frame.f_code is not _CALLER:
+        return _asked_one_by_one(node, positions)
+    inputs = frame.f_locals["args"][3]
+    if not inputs:
+        return None
+    named, edges = set(map(id, inputs)), node.next_functions
+    found = [type(edge := edges[p][0]) is _LEAF and id(edge.variable) in named for p in positions]
+    if all(found):
+        return None
+    found = [is_named or _goes_to(edges[p][0]) for p, is_named in zip(positions, found, strict=True)]
+    return None if all(found) else tuple(found)
+
+
+def _goes_to(edge: Any) -> bool:
+    """Does the engine go there?"""
+    try:
+        return edge is not None and _will_run(edge)
+    except RuntimeError:
+        return True
+
+
+def _asked_one_by_one(node: Any, positions: tuple[int, ...]) -> Wanted:
+    """For a backward whose caller is not to be seen."""
     edges = node.next_functions
     found: list[bool] = []
     errors = 0
     for position in positions:
         edge = edges[position][0]
-        if edge is None:
-            found.append(False)
-        elif type(edge) is not _LEAF:
-            found.append(_will_run(edge))
-        elif (named is not None and id(edge.variable) in named) or errors == _MOST_ERRORS:
+        if type(edge) is not _LEAF:
+            found.append(_goes_to(edge))
+        elif errors == _MOST_ERRORS:
             found.append(True)
         else:
             try:
-                goes_there = _will_run(edge)
+                found.append(_will_run(edge))
             except RuntimeError:
-                goes_there = True
+                found.append(True)
                 errors += 1
             else:
-                if goes_there and named is None:
+                if found[-1]:
                     return None  # gradients are accumulated: in all leaves
-            found.append(goes_there)
     return None if all(found) else tuple(found)
