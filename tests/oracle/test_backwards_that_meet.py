@@ -1,0 +1,147 @@
+"""A loss on a result and on its gradients: the backward of the gradients hands over to that of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .common import leaf, strict
+from .test_wanted_gradients import Counting
+
+
+def energy(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return (torch.tanh(x @ w) @ v).sin().sum(-1)
+
+
+def given() -> list[Tensor]:
+    return [leaf(3, 4, seed=1), leaf(4, 4, seed=2), leaf(4, 4, seed=3)]
+
+
+def both(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    found = fn(x, w, v)
+    (force,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    return (found**2).sum() + (force**2).sum()
+
+
+def gradients_alone(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    (force,) = torch.autograd.grad(fn(x, w, v).sum(), x, create_graph=True)
+    return (force**2).sum()
+
+
+def tangents_from_results(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    found = fn(x, w, v)
+    grads = torch.autograd.grad((found**3).sum(), (w, v), create_graph=True)
+    return sum(((g * g).sum() for g in grads), found.sum())
+
+
+def two_gradients(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    found = fn(x, w, v)
+    (force,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    (other,) = torch.autograd.grad(found[0], w, create_graph=True)
+    return found.sum() + (force * force).sum() + other.exp().sum()
+
+
+def three_orders(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    found = fn(x, w, v)
+    (first,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    (third,) = torch.autograd.grad(second.sum(), x, create_graph=True)
+    return found.sum() + (first * second * third).sum()
+
+
+LOSSES = (both, gradients_alone, tangents_from_results, two_gradients, three_orders)
+
+
+def close(found: Any, expected: Any) -> None:
+    for got, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_all_gradients(loss: Callable[..., Tensor]) -> None:
+    compiled = strict(energy)
+    for _ in range(3):
+        results = []
+        for fn in (energy, compiled):
+            tensors = given()
+            loss(fn, *tensors).backward()
+            results.append([t.grad for t in tensors])
+        close(*results)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_some_gradients_again_and_again(loss: Callable[..., Tensor]) -> None:
+    compiled, tensors = strict(energy), given()
+    results = []
+    for fn in (energy, compiled):
+        total = loss(fn, *tensors)
+        found: list[Any] = []
+        for asked in ([0], [1, 2], [2], [0, 1, 2], [1]):
+            found += torch.autograd.grad(total, [tensors[i] for i in asked], retain_graph=True)
+        found += torch.autograd.grad(total, tensors[0])
+        results.append(found)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(total, tensors[1])
+    close(*results)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_inputs_with_a_history(loss: Callable[..., Tensor]) -> None:
+    compiled, results = strict(energy), []
+    for fn in (energy, compiled):
+        tensors = given()
+        loss(fn, *(t * 2 for t in tensors)).backward()
+        results.append([t.grad for t in tensors])
+    close(*results)
+
+
+@pytest.mark.parametrize("loss", [both, tangents_from_results])
+def test_no_more_matrix_products_than_in_eager(loss: Callable[..., Tensor]) -> None:
+    counts = []
+    for fn in (energy, strict(energy)):
+        with Counting() as counting:
+            for _ in range(3):
+                counting.ops.clear()
+                loss(fn, *given()).backward()
+        counts.append(counting.ops.count("aten.mm.default"))
+    assert counts[1] <= counts[0]
+
+
+def test_a_backward_that_fails_on_the_way_leaves_nothing_behind() -> None:
+    compiled, results = strict(energy), []
+    for fn in (energy, compiled):
+        tensors = given()
+        found = fn(*tensors)
+
+        def refuse(grad: Tensor) -> None:
+            raise ValueError("not today")
+
+        handle = found.register_hook(refuse)
+        (force,) = torch.autograd.grad(fn(*tensors).sum(), tensors[0], create_graph=True)
+        total = found.sum() + (force * force).sum()
+        with pytest.raises(ValueError, match="not today"):
+            total.backward(retain_graph=True)
+        handle.remove()
+        for t in tensors:
+            t.grad = None
+        total.backward()
+        results.append([t.grad for t in tensors])
+    close(*results)
+
+
+def test_forces_of_a_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 1)).double()
+    compiled, results = strict(model), []
+    x = leaf(5, 3, dtype=torch.float64)
+    for fn in (model, compiled):
+        model.zero_grad()
+        found = fn(x)
+        (force,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        (found.pow(2).mean() + force.pow(2).mean()).backward(inputs=list(model.parameters()))
+        results.append([p.grad for p in model.parameters()])
+    close(*results)
