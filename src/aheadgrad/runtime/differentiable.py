@@ -68,7 +68,8 @@ class Higher:
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any]:
         """Gradients with a history, one per input that the node leads to; None where not wanted."""
-        if self.level.veiled or not all(t is None or is_plain(t) for t in tangents):
+        present = [t for t in tangents if t is not None]
+        if self.level.veiled or not all(map(is_plain, present)):
             raise HigherOrderError(
                 "A second derivative was asked for through a compiled call with tensor subclasses. Use the "
                 "uncompiled function where you need it."
@@ -84,7 +85,7 @@ class Higher:
         inputs = self.ways.inputs(ctx, held, held[count:])
         lifetime_of(ctx).handing = self.handing
         self.handing.is_met = True
-        if all(t is None for t in tangents):
+        if not present:
             return [None] * len(inputs)
 
         def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
@@ -96,7 +97,7 @@ class Higher:
             grads: list[Any] = step.run(ctx, sizes, held[:count], tangents, inputs)
             return grads
 
-        if any(t is not None and is_batched(t) for t in tangents):
+        if any(map(is_batched, present)):
             return one_by_one(run, tangents)
         return run(tangents)
 
@@ -193,8 +194,8 @@ class Step:
             grads[i] = given[k]
         for node in self.nodes:
             outs = node.apply(
-                tuple(grads[i] for i in node.exits),
-                tuple(pool[k] for k in node.kept),
+                tuple([grads[i] for i in node.exits]),
+                tuple([pool[k] for k in node.kept]),
                 sizes,
                 *([given[k] for k in node.inputs] or [nowhere()]),
             )
