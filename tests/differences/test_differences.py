@@ -189,3 +189,22 @@ def test_a_stale_view_is_written_to_uncompiled() -> None:
     (found,) = torch.autograd.grad((out * weights).sum(), x)
     (expected,) = torch.autograd.grad((f(x) * weights).sum(), x)
     assert torch.equal(found, expected)
+
+
+def test_a_backward_that_raises_for_some_inputs_of_a_call_with_several_outputs() -> None:
+    def fn(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        v1 = a.narrow(0, 0, 1)
+        v1.relu_()
+        b.index_fill_(0, torch.tensor([0]), 2)
+        return b[[0, -1]] + 2, torch.addcmul(v1, v1, c.flip(0))
+
+    compiled = aheadgrad.compile(fn, fallback="error", frontend="trace")
+    for run in (fn, compiled):
+        base, c = torch.randn(2, 3, requires_grad=True) * 1, torch.tensor(0.12, requires_grad=True)
+        outs = run(base[:], base[..., 0], c)
+        try:
+            torch.autograd.grad([o.sum() for o in outs], c, create_graph=True)
+            raised = False
+        except (RuntimeError, HigherOrderError):
+            raised = True
+        assert raised is (run is compiled)
