@@ -19,7 +19,7 @@ from typing import Any
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
-from aheadgrad.backends.registry import compile_program
+from aheadgrad.backends.registry import compile_program, find_backend
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
@@ -36,6 +36,7 @@ from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
+from aheadgrad.program.layouts import serves
 from aheadgrad.program.program import Program
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
@@ -157,10 +158,10 @@ class Steps:
         level = self.level
         asked, by_subclasses = _asked(level, pattern)
         used: list[frozenset[int]] = []
-        if wanted is not None and not (by_subclasses or checking or state is not None):
-            part = self._part(component, saved, asked, wanted)
-            if part is not None:
-                return part
+        if not (by_subclasses or checking or state is not None):
+            known = self._known(component, saved, usual, asked, wanted)
+            if known is not None:
+                return known
 
         def make(further: Further) -> Run:
             try:
@@ -182,20 +183,35 @@ class Steps:
         request = Request(component.number, asked, state, edges=checking, wanted=wanted)
         return self._recorded(request, saved, make), used[0] if used else None
 
-    def _part(
-        self, component: Component, saved: SavedSet, asked: tuple[Any, ...], wanted: Wanted
+    def _known(
+        self,
+        component: Component,
+        saved: SavedSet,
+        usual: Executable | None,
+        asked: tuple[Any, ...],
+        wanted: Wanted,
     ) -> tuple[Run, frozenset[int] | None] | None:
-        """A backward to the wanted gradients, cut out of the one for all of them if it can be had so."""
+        """The backward recorded ahead if it serves these tangents; or what wanted gradients need of it."""
         level, whole = self.level, self.level.gradients[component.number]
-        usual = asked == component.expected or all(kind is True for kind in asked)
-        if whole is None or not (whole.usual and usual) or level.options.partition != "default":
+        if whole is None or usual is None or not whole.usual or level.options.partition != "default":
             return None
-        program = program_of_wanted(level, whole, saved, wanted)
+        if wanted is None:
+            program: Program | None = backward_program(level, whole, saved)
+        else:
+            program = program_of_wanted(level, whole, saved, wanted)
         if program is None:
             return None
+        if asked != component.expected and not all(kind is True for kind in asked):
+            plain = (
+                find_backend(level.options.backend) is compile_eager
+            )  # others are made for certain strides
+            if not plain or level.veiled or level.lays_out or not serves(program, asked):
+                return None
+        used = next(_used(level, program, saved), None)
+        if wanted is None:
+            return usual.call, used
         made = compile_program(level.options.backend, program, self.mode)
-        run = backward_of_wholes(whole.only(wanted), made, len(saved.values)).call
-        return run, next(_used(level, program, saved), None)
+        return backward_of_wholes(whole.only(wanted), made, len(saved.values)).call, used
 
     def differentiable(
         self,

@@ -194,6 +194,24 @@ def _cell() -> Any:
     return fn, rebind
 
 
+def _in(container: Any, *, change: bool) -> Any:
+    """A tensor in a list or dictionary of a module, which is changed or exchanged."""
+    model = Attribute()
+    model.held = container
+    key = "a" if isinstance(container, dict) else 0
+
+    def rebind() -> Watched:
+        watched = Watched(model.held[key])
+        new = torch.full((3,), 2.0)
+        if change:
+            model.held[key] = new
+        else:
+            model.held = {"a": new} if key == "a" else (new,)
+        return watched
+
+    return (lambda x: model(x) * model.held[key]), rebind
+
+
 def _in_a_backward() -> Any:
     """A tensor that the backward of a custom function finds, too."""
     model = Attribute()
@@ -220,6 +238,10 @@ FOUND: dict[str, Callable[[], Any]] = {
     "buffer": lambda: _attribute("buffer"),
     "cell": _cell,
     "in a backward": _in_a_backward,
+    "list": lambda: _in([torch.ones(3)], change=True),
+    "another list": lambda: _in([torch.ones(3)], change=False),
+    "dictionary": lambda: _in({"a": torch.ones(3)}, change=True),
+    "tuple": lambda: _in((torch.ones(3),), change=False),
 }
 
 

@@ -6,6 +6,7 @@ hold: ambient state, arguments and their structure, modules and names, all tenso
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
-from aheadgrad.frontends.plain import freeze, frozen, is_array, shares_memory
+from aheadgrad.frontends.plain import Same, freeze, frozen, is_array, shares_memory
 from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
 from aheadgrad.recording.assumptions import assumed_around, assumed_of_inputs
 from aheadgrad.runtime.entry import Entry
@@ -197,6 +198,8 @@ class GuardWriter(Check):
             return self.text_of(self.look.places[id(real)])
         if is_foreign(real):
             raise FallbackError("a tensor subclass is made inside, of tensors from outside")
+        if any(_holds(token, real) for _, token in self.look.found):
+            return f"{self.names.name(weakref.ref(real), 'in_a_list')}()"  # as long as it is in there
         return super().outside(real)
 
     def _tensors(self, inputs: list[str]) -> None:
@@ -271,3 +274,10 @@ class GuardWriter(Check):
             pieces = [f"({', '.join(some)},)" if some else "" for some in (before, after)]
             return "*" + " + ".join(filter(None, (pieces[0], "state", pieces[1]))) + end
         return ", ".join(texts) + (end if texts else "")
+
+
+def _holds(token: Any, real: Tensor) -> bool:
+    """Is a tensor part of what a token stands for?"""
+    if isinstance(token, tuple):
+        return any(_holds(part, real) for part in token)
+    return type(token) is Same and token.value is real

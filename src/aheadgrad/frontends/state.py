@@ -31,6 +31,7 @@ from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks
 from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.trees import tree_leaves
 
 TABLES = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -230,7 +231,7 @@ class State:
 
     def settle(self) -> None:
         """Nothing has to be put back any more."""
-        self._values, self._before = [], []
+        self._values, self._before, self.containers = [], [], []
 
 
 # held(things) tells whether dictionaries are unchanged; ids are those of all tensors found
@@ -272,7 +273,7 @@ class Surroundings:
             held, things = unchanged_check(self._watched) if self._watched else (bool, (True,))
             now = self._state.look()
             for one in self._siblings:
-                one.keep_only(now.places)
+                one.keep_only(now)
             fits = now.found == self._look.found
             tensors = tuple(now.tensors[i] for i in self._numbers) if fits else ()
             if not fits or not self._match(tensors):
@@ -286,10 +287,11 @@ class Surroundings:
                 self.stamp = (held, things, *rest)
             return (bool, (), *rest)
 
-    def keep_only(self, there: Mapping[int, Place]) -> None:
-        """Forgets the last look if it found tensors that are not there any more, by id."""
-        _, _, state, named, *_ = self.stamp
-        if any(isinstance(t, Tensor) and id(t) not in there for t in (*state, *named)):
+    def keep_only(self, now: Look) -> None:
+        """Forgets the last look if it found tensors that are not there any more."""
+        _, _, *held = self.stamp
+        there = {*now.places, *map(id, tree_leaves([value for _, value in now.containers]))}
+        if any(isinstance(t, Tensor) and id(t) not in there for t in tree_leaves(held[:3])):
             self.stamp = _NOTHING
 
     def _match(self, tensors: tuple[Tensor, ...]) -> bool:
