@@ -24,9 +24,10 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
 from aheadgrad.frontends.misses import Reason, tensor_reason
-from aheadgrad.frontends.plain import Changing, describe, freeze, insides, is_array
+from aheadgrad.frontends.plain import describe, freeze
 from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.recording.assumptions import Memory
+from aheadgrad.recording.containers import Changing, insides, is_array
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks
@@ -136,10 +137,8 @@ class State:
     `siblings`: the last looks of all entries of that function.
     """
 
-    def __init__(
-        self, fn: Any, arguments: Sequence[tuple[str, Any]], siblings: list[Surroundings] | None = None
-    ) -> None:
-        self.siblings = [] if siblings is None else siblings
+    def __init__(self, fn: Any, arguments: Sequence[tuple[str, Any]], siblings: list[Any]) -> None:
+        self.siblings = siblings
         self.trees: list[tuple[str, nn.Module]] = []
         self.names: list[Place] = []
         self._function(fn)

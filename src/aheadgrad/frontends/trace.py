@@ -17,23 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad import pipeline
-from aheadgrad.errors import (
-    MISTAKES,
-    AheadgradError,
-    DataDependentError,
-    FallbackError,
-    reason_of,
-    without_frames,
-)
+from aheadgrad import errors, pipeline
+from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.plain import Changing, Same, freeze, frozen, insides
+from aheadgrad.frontends.plain import Same, freeze, frozen
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
+from aheadgrad.recording.containers import Changing, insides
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
@@ -161,7 +155,7 @@ class TracedFunction(CompiledFunction):
 def _why(error: Exception) -> str:
     """Why a call runs uncompiled, with the line of the user's if one is known."""
     reason = reason_of(error)
-    if isinstance(error, DataDependentError):
+    if isinstance(error, errors.DataDependentError):
         reason = 'a tensor\'s value decides what to do; frontend="dynamo" compiles around such a line'
     line = re.search(r"^  at (.*)$", str(error), re.MULTILINE)
     return reason if line is None else f"{reason} ({line[1]})"
@@ -188,9 +182,7 @@ class Making:
     repeated by a program of tensor operations, and is refused. What the run changed is put back for eager.
     """
 
-    def __init__(
-        self, fn: Any, name: str, flat: Flat, options: Options, last_looks: list[Surroundings]
-    ) -> None:
+    def __init__(self, fn: Any, name: str, flat: Flat, options: Options, last_looks: list[Any]) -> None:
         self.fn, self.name, self.flat, self.options = fn, name, flat, options
         others = [(p, v) for p, v in zip(flat.paths, flat.leaves, strict=True) if not isinstance(v, Tensor)]
         self.state = State(fn, others, last_looks)
