@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
-_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # and not of a graph that is given
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # and not of a graph that is given
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,14 @@ class Options:
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
-    a call whose inputs are neither leaves nor saved is then a little cheaper.
+    a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
+    `layouts` comes from the backend: for how many layouts of tangents a backward is compiled.
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
     fullgraph: bool = False
     backend: Any = "eager"
+    mode: str | None = None
     partition: Any = "default"
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     dynamic: bool | None = None
@@ -35,6 +37,7 @@ class Options:
     one_node: bool = False
     any_order: bool = True
     max_entries: int = 8
+    layouts: int = 8
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):
