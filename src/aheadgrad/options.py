@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
-_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # and not of a graph that is given
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # not of a graph that is given
 
 
 @dataclass(frozen=True)

@@ -233,9 +233,7 @@ class Steps:
             parts = split_next(level, saved)
             program = self.compiler.compile(parts.program)
             backwards = [
-                self.compiler.compile(backward_program(level, g, kept))
-                if g is not None and g.usual
-                else None
+                self.compiler.compile(backward_program(level, g, kept)) if g is not None and g.usual else None
                 for g, kept in zip(level.gradients, parts.saved, strict=True)
             ]
             under = self.level.backward_autocast if fixed else state

@@ -57,7 +57,7 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 @functools.cache
-def patches_of(mode: str) -> Mapping[str, Any]:
+def patches_of(mode: str) -> dict[str, Any]:
     """The settings that a mode means. Random numbers are drawn as eager draws them."""
     from torch._inductor import list_mode_options
 
@@ -81,8 +81,8 @@ class Family:
 
     def arguments(self) -> dict[str, Any]:
         from torch._inductor.compile_fx import _graph_counter
-        from torch._inductor.utils import BoxedBool, config
         from torch._inductor.cudagraph_utils import BoxedDeviceIndex
+        from torch._inductor.utils import BoxedBool, config
 
         if self.number is None:
             self.number = next(_graph_counter)
@@ -113,7 +113,7 @@ def compile_graph(
 
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(visible)
-    context = TracingContext(mode_of(list(inputs)))  # type: ignore[arg-type]
+    context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
     with configured(mode), _quietly(), tracing(context):
@@ -140,8 +140,8 @@ def joint_passes(module: fx.GraphModule, mode: str) -> fx.GraphModule:
 
     with _quietly():
         lazy_init(device)  # with settings that its patterns are stored for, or it traces them all again
-        with configured(mode), V.set_fake_mode(fakes), tracing(TracingContext(fakes)):  # type: ignore[arg-type]
-            return _recursive_joint_graph_passes(module, input_device=device)  # type: ignore[no-any-return]
+        with configured(mode), V.set_fake_mode(fakes), tracing(TracingContext(fakes)):
+            return _recursive_joint_graph_passes(module, input_device=device)
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
