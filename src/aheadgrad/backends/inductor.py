@@ -10,7 +10,8 @@ backward is compiled for. A program that Inductor cannot compile runs op by op, 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.errors import FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved, Tangent
+from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
@@ -52,13 +53,14 @@ class Inductor:
             return _op_by_op(request)
 
     def _compiled(self, request: Request) -> Executable:
-        outputs = enumerate(request.program.outputs)
-        visible = [i for i, (slot, value) in outputs if not isinstance(slot, Saved) and type(value) is Value]
+        outputs = request.program.outputs
         family = request.shared.setdefault("family", inductor.Family())
-        inputs = request.example_inputs()
+        request = replace(request, mode=family.mode_like(request.mode))
+        _leave_out_inputs(request)
+        visible = [i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value]
         made, strides = inductor.compile_graph(
             request.module,
-            inputs,
+            request.example_inputs(),
             family,
             self.mode,
             role=request.role,
@@ -66,14 +68,28 @@ class Inductor:
             donated=(),
             visible=visible,
         )
-        return Executable(_with_tangents_laid_out(request.program, made), strides)
+        updated = request.shared.setdefault("updated", set())
+        updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
+        return Executable(_with_inputs_laid_out(request.program, made, updated), strides)
 
 
-def _with_tangents_laid_out(program: Program, run: Any) -> Boxed:
-    """Tangents that come in another layout than the program is made for are copied."""
-    tangents = [(i, p.value.type.stride) for i, p in enumerate(program.inputs) if isinstance(p.slot, Tangent)]
-    fixed = [(i, strides) for i, strides in tangents if all(type(s) is int for s in strides)]
-    if not fixed:
+def _leave_out_inputs(request: Request) -> None:
+    """Inputs that are kept for the backward are kept as they are: Inductor would make copies of them."""
+    output = request.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for i, (slot, value) in enumerate(request.program.outputs):
+        if isinstance(slot, Saved) and type(value) is Value and value.op is None:
+            results[i] = None
+    output.args = (tuple(results),)
+
+
+def _with_inputs_laid_out(program: Program, run: Any, updated: Collection[Value]) -> Boxed:
+    """Tangents that come in another layout than the program is made for are copied; so are inputs of the
+    call, which it updated, and which now stand for their new values."""
+    inputs = enumerate(program.inputs)
+    loose = [(i, p.value) for i, p in inputs if isinstance(p.slot, Tangent) or p.value in updated]
+    fixed = [(i, v.type.stride) for i, v in loose if all(type(s) is int for s in v.type.stride)]
+    if program.role != "backward" or not fixed:
         return lambda args: list(run(args))
 
     def checked(args: list[Any]) -> list[Any]:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer.fake import mode_of
+from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _EXACT_RANDOM = {"fallback_random": True}
@@ -78,6 +79,15 @@ class Family:
 
     number: int | None = None
     boxes: dict[str, Any] = field(default_factory=dict)
+    mode: FakeTensorMode | None = None
+
+    def mode_like(self, mode: FakeTensorMode | None) -> FakeTensorMode:
+        """One that knows of symbols, though there may be none: Inductor's cache asks for that."""
+        if mode is not None and mode.shape_env is not None:
+            return mode
+        if self.mode is None:
+            self.mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        return self.mode
 
     def arguments(self) -> dict[str, Any]:
         from torch._inductor.compile_fx import _graph_counter
