@@ -57,9 +57,12 @@ class Inductor:
         family = request.shared.setdefault("family", inductor.Family())
         request = replace(request, mode=family.mode_like(request.mode))
         _leave_out_inputs(request)
-        visible = [i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value]
+        module = inductor.rewrite(request.module, self.mode)
+        visible = [
+            i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
+        ]
         made, strides = inductor.compile_graph(
-            request.module,
+            module,
             request.example_inputs(),
             family,
             self.mode,

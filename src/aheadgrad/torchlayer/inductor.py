@@ -6,6 +6,7 @@ Loading it takes seconds, so everything is imported when it is first needed.
 from __future__ import annotations
 
 import functools
+import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,9 +91,8 @@ class Family:
         return self.mode
 
     def arguments(self) -> dict[str, Any]:
-        from torch._inductor.compile_fx import _graph_counter
-        from torch._inductor.cudagraph_utils import BoxedDeviceIndex
-        from torch._inductor.utils import BoxedBool, config
+        from torch._inductor import config
+        from torch._inductor.compile_fx import BoxedBool, BoxedDeviceIndex, _graph_counter
 
         if self.number is None:
             self.number = next(_graph_counter)
@@ -139,19 +139,18 @@ def compile_graph(
     return made, tuple(strides) if strides else None
 
 
-def joint_passes(module: fx.GraphModule, mode: str) -> fx.GraphModule:
-    """Inductor's rewriting of a graph before it is split."""
-    from torch._inductor.compile_fx import _recursive_joint_graph_passes
-    from torch._inductor.fx_passes.joint_graph import lazy_init
-
-    device = next((v.device for v in _fakes(module)), torch.device("cpu"))
-    fakes = mode_of(list(_fakes(module)))
+def rewrite(module: fx.GraphModule, mode: str) -> fx.GraphModule:
+    """What Inductor simplifies in a graph before anything else."""
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
     from torch._inductor.virtualized import V
 
-    with _quietly():
-        lazy_init(device)  # with settings that its patterns are stored for, or it traces them all again
-        with configured(mode), V.set_fake_mode(fakes), tracing(TracingContext(fakes)):
-            return _recursive_joint_graph_passes(module, input_device=device)
+    fakes = list(_fakes(module))
+    device = fakes[0].device if fakes else torch.device("cpu")
+    of_device: Any = (device,) if "input_device" in inspect.signature(joint_graph_passes).parameters else ()
+    with _quietly(), V.set_fake_mode(mode_of(fakes)), tracing(TracingContext(mode_of(fakes))):
+        lazy_init(*of_device)  # without settings of ours: patterns are stored, or they would be traced again
+        with configured(mode):
+            return joint_graph_passes(module, *of_device)
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
