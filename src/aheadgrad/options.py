@@ -17,8 +17,9 @@ class Options:
 
     A partition function (`partition`) is given one joint graph, so it implies `one_node`: one node
     for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
-    `partition="min_cut"` saves less and computes cheap values again; `memory="less"` goes further, and
-    `memory_budget` (from 0 to 1) tells how much of that may be saved at most: both imply it.
+    `partition="default"` is the backend's: with Inductor it is `"min_cut"`, which saves less and computes
+    cheap values again; `memory="less"` goes further, and `memory_budget` (from 0 to 1) tells how much of that
+    may be saved at most: both imply it.
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:

@@ -34,11 +34,12 @@ class Wants:
 
     `decompositions` are made while the function is recorded (a caller's own come before them). `layouts`: for
     how many layouts of tangents a backward is compiled before others are copied into the one that is
-    expected.
+    expected. `partition`: what `partition="default"` means with this backend.
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     layouts: int = 8
+    partition: str = "default"
 
 
 @dataclass(frozen=True, eq=False)

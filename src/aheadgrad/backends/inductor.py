@@ -33,7 +33,7 @@ class Inductor:
 
     mode: str = "default"
 
-    wants = Wants(inductor.decompositions, layouts=1)
+    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut")
 
     def __post_init__(self) -> None:
         if self.mode not in inductor.MODES:
@@ -57,12 +57,11 @@ class Inductor:
         family = request.shared.setdefault("family", inductor.Family())
         request = replace(request, mode=family.mode_like(request.mode))
         _leave_out_inputs(request)
-        module = inductor.rewrite(request.module, self.mode)
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
         ]
         made, strides = inductor.compile_graph(
-            module,
+            request.module,
             request.example_inputs(),
             family,
             self.mode,

@@ -51,7 +51,9 @@ def settled(options: Options) -> Options:
     backend = find_backend(options.backend, options.mode)
     wants = wants_of(backend)
     chosen = {**wants.decompositions(), **options.decompositions}
-    return replace(options, backend=backend, mode=None, decompositions=chosen, layouts=wants.layouts)
+    partition = wants.partition if options.partition == "default" else options.partition
+    given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
+    return replace(options, **given, partition=partition, layouts=wants.layouts)
 
 
 class Compiler:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-_EXACT_RANDOM = {"fallback_random": True}
+_EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
 
 
 @functools.cache
@@ -52,26 +55,78 @@ def _missing_compiler() -> str | None:
 @functools.cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Those that Inductor wants made before a graph comes to it."""
+    from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
-    with configured("default"):
+    with config.patch(_EXACT_RANDOM):
         return dict(select_decomp_table())
 
 
 @functools.cache
-def patches_of(mode: str) -> dict[str, Any]:
-    """The settings that a mode means. Random numbers are drawn as eager draws them."""
+def _of_mode(mode: str) -> dict[str, Any]:
     from torch._inductor import list_mode_options
 
-    return {**list_mode_options(mode), **_EXACT_RANDOM}
+    return dict(list_mode_options(mode))
 
 
 @contextmanager
-def configured(mode: str) -> Iterator[None]:
+def _configured(mode: str, *, for_cpu: bool) -> Iterator[None]:
+    """With the settings that a mode means. Random numbers are drawn as eager draws them."""
     from torch._inductor import config
 
-    with config.patch(patches_of(mode)):
+    settings = {**_of_mode(mode), **_EXACT_RANDOM}
+    if config.post_grad_custom_pre_pass is None:
+        settings["post_grad_custom_pre_pass"] = _simplify()
+    if for_cpu and config.cpp.vec_isa_ok is None and _all_instructions_work():
+        settings["cpp.vec_isa_ok"] = True
+    with config.patch(settings):
         yield
+
+
+@functools.cache
+def _simplify() -> Any:
+    """Inductor's simplifications of a graph that is not split yet, as a step of its compile: it is not taken
+    where a compiled graph is found in the cache."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
+
+    takes_device = "input_device" in inspect.signature(joint_graph_passes).parameters
+
+    class Simplify(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            module = graph.owning_module
+            device = next((v.device for v in _fakes(module)), torch.device("cpu"))
+            given: Any = (device,) if takes_device else ()
+            with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
+                lazy_init(*given)
+            joint_graph_passes(module, *given)
+
+        def uuid(self) -> str:
+            return "aheadgrad: joint graph passes"
+
+    return Simplify()
+
+
+@functools.cache
+def _all_instructions_work() -> bool:
+    """Whether all vector instructions that this processor names can be used: Inductor tries each of them in a
+    process of its own. What it found is kept beside its compiled code."""
+    from torch._inductor.codecache import cache_dir
+    from torch._inductor.cpu_vec_isa import supported_vec_isa_list, valid_vec_isa_list, x86_isa_checker
+
+    if sys.platform != "linux" or platform.machine() != "x86_64" or missing("cpu") is not None:
+        return False
+    known = x86_isa_checker()
+    named = [str(isa) for isa in supported_vec_isa_list if all(flag in known for flag in str(isa).split())]
+    note = Path(cache_dir()) / f"aheadgrad-isa-{torch.__version__}-{'-'.join(sorted(known))[:100]}"
+    if note.exists():
+        return True
+    if named != [str(isa) for isa in valid_vec_isa_list()]:
+        return False
+    with suppress(OSError):
+        note.touch()
+    return True
 
 
 @dataclass(eq=False)
@@ -126,7 +181,8 @@ def compile_graph(
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
-    with configured(mode), _quietly(), tracing(context):
+    for_cpu = all(v.device.type == "cpu" for v in _fakes(module))
+    with _configured(mode, for_cpu=for_cpu), _quietly(), tracing(context):
         made = compile_fx_inner(
             module,
             list(inputs),
@@ -137,20 +193,6 @@ def compile_graph(
         )
     strides = context.output_strides
     return made, tuple(strides) if strides else None
-
-
-def rewrite(module: fx.GraphModule, mode: str) -> fx.GraphModule:
-    """What Inductor simplifies in a graph before anything else."""
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
-    from torch._inductor.virtualized import V
-
-    fakes = list(_fakes(module))
-    device = fakes[0].device if fakes else torch.device("cpu")
-    of_device: Any = (device,) if "input_device" in inspect.signature(joint_graph_passes).parameters else ()
-    with _quietly(), V.set_fake_mode(mode_of(fakes)), tracing(TracingContext(mode_of(fakes))):
-        lazy_init(*of_device)  # without settings of ours: patterns are stored, or they would be traced again
-        with configured(mode):
-            return joint_graph_passes(module, *of_device)
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
