@@ -95,7 +95,7 @@ def _simplify() -> Any:
 
     class Simplify(CustomGraphPass):
         def __call__(self, graph: fx.Graph) -> None:
-            module = graph.owning_module
+            module: Any = graph.owning_module
             device = next((v.device for v in _fakes(module)), torch.device("cpu"))
             given: Any = (device,) if takes_device else ()
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
