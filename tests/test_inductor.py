@@ -137,6 +137,15 @@ def test_a_graph_that_is_kept_can_be_gone_through_again() -> None:
         out.backward()
 
 
+def test_batched_tangents() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.sin(x) * x.sum()
+
+    x, eye = torch.randn(3, requires_grad=True), torch.eye(3)
+    ours, theirs = (torch.autograd.grad(f(x), x, eye, is_grads_batched=True) for f in (fast(fn), fn))
+    same(ours, theirs)
+
+
 def test_inference_and_some_of_the_gradients() -> None:
     net = Net().eval()
     compiled = fast(net)

@@ -32,6 +32,7 @@ from aheadgrad.errors import (
 from aheadgrad.joint.level import Component, Joint, Level
 from aheadgrad.joint.requests import Door, Further, LooksAtValues, NeedsSizes, NoDoor, Request, Unusual
 from aheadgrad.options import Options
+from aheadgrad.partition.donated import donated
 from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
@@ -78,8 +79,8 @@ def _entry(recording: Recording, joint: Joint, options: Options, journal: Journa
     with journal.stage("split"):
         parts = split(joint, mode)
     with journal.stage("compile"):
-        compiler = Compiler(options.backend, mode)
-        compiled = _compile(parts, compiler)
+        compiler = Compiler(options, mode)
+        compiled = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
         steps = Steps(joint, LiveDoor(recording), compiler)
         spec, write = recording.forward.out_spec, recording.call.returns
@@ -125,9 +126,10 @@ def _attempt(plan: Plan, options: Options, journal: Journal) -> tuple[Recording,
         raise
 
 
-def _compile(parts: Split, compiler: Compiler) -> Executables:
+def _compile(joint: Joint, parts: Split, compiler: Compiler) -> Executables:
     forward = compiler.compile(parts.forward)
-    backwards = [None if p is None else compiler.compile(p) for p in parts.backwards]
+    free = donated(joint, parts)
+    backwards = [None if p is None else compiler.compile(p, free) for p in parts.backwards]
     return Executables(forward, tuple(backwards))
 
 

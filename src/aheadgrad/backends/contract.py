@@ -21,7 +21,7 @@ from torch import fx
 
 from aheadgrad.program.doors import example_inputs, module_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import NoGradient, Saved, Signature, Tangent
+from aheadgrad.program.slots import NoGradient, Signature, Tangent
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.fake import FakeTensorMode, with_strides
 
@@ -47,13 +47,15 @@ class Request:
     """One program to compile; `mode` is the fake mode that its graph's tensors are to live in.
 
     `layouts` has the strides of values that an earlier program of the same call makes in another layout than
-    recorded. `shared` is for the backend: the same for all programs of a call.
+    recorded. `given_away` are values whose memory a backward may use, unless the graph is kept. `shared` is
+    for the backend: the same for all programs of a call.
     """
 
     program: Program
     mode: FakeTensorMode | None = None
     layouts: Mapping[Value, tuple[Any, ...]] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
+    given_away: frozenset[Value] = frozenset()
 
     @property
     def role(self) -> str:
@@ -88,10 +90,8 @@ class Request:
 
     @property
     def donated(self) -> tuple[int, ...]:
-        """Inputs of a backward that nobody else needs, if the graph is not kept: what its forward made."""
-        inputs = enumerate(self.program.inputs)
-        kept = [(i, p.value) for i, p in inputs if isinstance(p.slot, Saved) and type(p.value) is Value]
-        return tuple(i for i, value in kept if value.op is not None)
+        """Inputs of a backward that nobody else needs, if the graph is not kept."""
+        return tuple(i for i, p in enumerate(self.program.inputs) if p.value in self.given_away)
 
     @property
     def tangent_strides(self) -> tuple[tuple[Any, ...], ...]:

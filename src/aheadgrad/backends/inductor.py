@@ -10,7 +10,6 @@ backward is compiled for. A program that Inductor cannot compile runs op by op, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +24,9 @@ from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
+from aheadgrad.torchlayer.autograd import keeps_graph
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.transforms import is_batched
 
 
 @dataclass(frozen=True)
@@ -43,19 +45,26 @@ class Inductor:
         program = request.program
         if not program.ops:
             return compile_eager(program)
-        lacking = next(filter(None, map(inductor.missing, _devices(program))), None)
+        if program.role != "backward":
+            return self.compiled(request)
+        run = _Backward(self, request)
+        kept = any(isinstance(slot, Saved) for slot, _ in program.outputs)
+        return Executable(run, run.first().strides if kept else None)
+
+    def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
+        lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
         try:
             if lacking is not None:
                 raise RuntimeError(f"there is no {lacking}")
-            return self._compiled(request)
+            return self._by_inductor(request, donated)
         except Exception as error:
-            _warn(program.role, reason_of(error))
+            _warn(request.role, reason_of(error))
             return _op_by_op(request)
 
-    def _compiled(self, request: Request) -> Executable:
+    def _by_inductor(self, request: Request, donated: tuple[int, ...]) -> Executable:
         outputs = request.program.outputs
         family = request.shared.setdefault("family", inductor.Family())
-        request = replace(request, mode=family.mode_like(request.mode))
+        request = replace(request, mode=family.mode_like(request.mode), program=_named(request, donated))
         _leave_out_inputs(request)
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
@@ -67,12 +76,20 @@ class Inductor:
             self.mode,
             role=request.role,
             static=_static(request),
-            donated=(),
+            donated=donated,
             visible=visible,
         )
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
-        return Executable(_with_inputs_laid_out(request.program, made, updated), strides)
+        return Executable(lambda args: list(made(args)), strides)
+
+
+def _named(request: Request, donated: tuple[int, ...]) -> Program:
+    """Names tell which inputs are given away: Inductor's cache knows graphs by their text alone."""
+    inputs = list(request.program.inputs)
+    for i in donated:
+        inputs[i] = replace(inputs[i], name=f"donated_{inputs[i].name}")
+    return replace(request.program, inputs=tuple(inputs)) if donated else request.program
 
 
 def _leave_out_inputs(request: Request) -> None:
@@ -85,22 +102,53 @@ def _leave_out_inputs(request: Request) -> None:
     output.args = (tuple(results),)
 
 
-def _with_inputs_laid_out(program: Program, run: Any, updated: Collection[Value]) -> Boxed:
-    """Tangents that come in another layout than the program is made for are copied; so are inputs of the
-    call, which it updated, and which now stand for their new values."""
-    inputs = enumerate(program.inputs)
-    loose = [(i, p.value) for i, p in inputs if isinstance(p.slot, Tangent) or p.value in updated]
-    fixed = [(i, v.type.stride) for i, v in loose if all(type(s) is int for s in v.type.stride)]
-    if program.role != "backward" or not fixed:
-        return lambda args: list(run(args))
+class _Backward:
+    """A backward as it is called.
 
-    def checked(args: list[Any]) -> list[Any]:
-        for i, strides in fixed:
-            if args[i].stride() != strides:
-                args[i] = _laid_out(args[i], strides)
-        return list(run(args))
+    Tangents that come in another layout than the program is made for are copied; so are inputs of the call
+    that it updated, and which now stand for their new values. Memory is given away if the graph is not kept.
+    """
 
-    return checked
+    def __init__(self, backend: Inductor, request: Request) -> None:
+        self.backend, self.request = backend, request
+        updated = request.shared.get("updated", ())
+        inputs = [(i, p) for i, p in enumerate(request.program.inputs) if type(p.value) is Value]
+        loose = [(i, p.value) for i, p in inputs if isinstance(p.slot, Tangent) or p.value in updated]
+        fixed = ((i, v.type.stride) for i, v in loose)
+        self.loose = [(i, s if all(type(n) is int for n in s) else None) for i, s in fixed]
+        self.donated = request.donated
+        self.made: dict[bool, Boxed] = {}
+        self.plain: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        for i, strides in self.loose:
+            t = args[i]
+            if is_batched(t):
+                return self._op_by_op(args)
+            if strides is not None and t.stride() != strides:
+                args[i] = _laid_out(t, strides)
+        kept = not self.donated or keeps_graph()
+        run = self.made.get(kept)
+        return self._find(kept)(args) if run is None else run(args)
+
+    def first(self) -> Executable:
+        """Compiled now, for those who have to know how its results are laid out."""
+        made = self.backend.compiled(self.request)
+        self.donated, self.made[True] = (), made.call
+        return made
+
+    def _find(self, kept: bool) -> Boxed:
+        with RECORDING:
+            if kept not in self.made:
+                made = self.backend.compiled(self.request, () if kept else self.donated)
+                self.made[kept] = made.call
+            return self.made[kept]
+
+    def _op_by_op(self, args: list[Any]) -> list[Any]:
+        """For `is_grads_batched=True`, where ops know what to do with batches."""
+        if self.plain is None:
+            self.plain = _op_by_op(self.request).call
+        return self.plain(args)
 
 
 def _static(request: Request) -> list[int]:

@@ -59,15 +59,15 @@ def settled(options: Options) -> Options:
 class Compiler:
     """The backend of one call. It knows how results are laid out, for the programs that take them."""
 
-    def __init__(self, backend: Any, mode: FakeTensorMode | None) -> None:
-        self.backend = find_backend(backend)
+    def __init__(self, options: Options, mode: FakeTensorMode | None) -> None:
+        self.backend = find_backend(options.backend)
         self.mode = mode
         self.layouts: dict[Value, tuple[Any, ...]] = {}
-        self.shared: dict[str, Any] = {}
+        self.shared: dict[str, Any] = {"frontend": options.frontend}
 
-    def compile(self, program: Program) -> Executable:
+    def compile(self, program: Program, given_away: frozenset[Value] = frozenset()) -> Executable:
         """Compiles a program now; a backward when it is first called, for what the forward really gives."""
-        request = Request(program, self.mode, self.layouts, self.shared)
+        request = Request(program, self.mode, self.layouts, self.shared, given_away)
         if self.backend is compile_eager:
             return only_gradients(program, compile_eager(request))
         if program.role == "backward":
