@@ -28,6 +28,8 @@ from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+
 
 @dataclass(frozen=True)
 class Inductor:
@@ -46,7 +48,10 @@ class Inductor:
         if not program.ops:
             return compile_eager(program)
         if program.role != "backward":
-            return self.compiled(request)
+            made = self.compiled(request)
+            if self.mode in _CUDA_GRAPHS and request.shared.get("frontend") == "trace":
+                return Executable(_counted(made.call), made.strides)
+            return made
         run = _Backward(self, request)
         kept = any(isinstance(slot, Saved) for slot, _ in program.outputs)
         return Executable(run, run.first().strides if kept else None)
@@ -82,6 +87,14 @@ class Inductor:
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
         return Executable(lambda args: list(made(args)), strides)
+
+
+def _counted(run: Boxed) -> Boxed:
+    def call(args: list[Any]) -> list[Any]:
+        inductor.next_call()
+        return run(args)
+
+    return call
 
 
 def _named(request: Request, donated: tuple[int, ...]) -> Program:

@@ -158,6 +158,14 @@ class Family:
         return {"graph_id": self.number, **self.boxes}
 
 
+def next_call() -> None:
+    """A new call begins: CUDA graphs may reuse the memory of the results of the one before. (Dynamo counts
+    calls itself.)"""
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    GenerationTracker.generation += 1
+
+
 def compile_graph(
     module: fx.GraphModule,
     inputs: Sequence[Any],
