@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import aheadgrad
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore"),
 ]
