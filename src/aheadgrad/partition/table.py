@@ -43,6 +43,9 @@ class Table:
         for made in self.cutter.tape.makers.values():
             for i in made:
                 found[i] = Kind.NEVER  # a size that values decide
+        for i, op in enumerate(self.ops):
+            if found[i] is Kind.RANDOM and op.kwargs.get("generator") is not None:
+                found[i] = Kind.NEVER  # it has a generator of its own
         for i in self.fixed:
             found[i] = Kind.NEVER
         return found
