@@ -134,6 +134,11 @@ class Later:
 Backend = Callable[[Request], Any]
 
 
+def as_executable(made: Any) -> Executable:
+    """What a backend returned: it may also be a function alone."""
+    return made if isinstance(made, Executable) else Executable(made)
+
+
 def wants_of(backend: Backend) -> Wants:
     found: Wants = getattr(backend, "wants", _NOTHING)
     return found

@@ -13,11 +13,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
-from aheadgrad.backends.eager import compile_eager
+from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.errors import FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
@@ -64,7 +61,7 @@ class Inductor:
             return self._by_inductor(request, donated)
         except Exception as error:
             _warn(request.role, reason_of(error))
-            return _op_by_op(request)
+            return op_by_op(request)
 
     def _by_inductor(self, request: Request, donated: tuple[int, ...]) -> Executable:
         outputs = request.program.outputs
@@ -139,7 +136,7 @@ class _Backward:
             if is_batched(t):
                 return self._op_by_op(args)
             if strides is not None and t.stride() != strides:
-                args[i] = _laid_out(t, strides)
+                args[i] = laid_out(t, strides)
         kept = not self.donated or keeps_graph()
         run = self.made.get(kept)
         return self._find(kept)(args) if run is None else run(args)
@@ -160,7 +157,7 @@ class _Backward:
     def _op_by_op(self, args: list[Any]) -> list[Any]:
         """For `is_grads_batched=True`, where ops know what to do with batches."""
         if self.plain is None:
-            self.plain = _op_by_op(self.request).call
+            self.plain = op_by_op(self.request).call
         return self.plain(args)
 
 
@@ -180,25 +177,3 @@ def _devices(program: Program) -> list[str]:
 def _warn(role: str, reason: str) -> None:
     text = f"Inductor cannot compile this {role} ({reason}); it runs op by op."
     warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
-
-
-def _op_by_op(request: Request) -> Executable:
-    """The eager backend; what comes in another layout than recorded is copied first."""
-    made = compile_eager(request.program)
-    inputs = enumerate(request.program.inputs)
-    others = [(i, p.value.type.stride) for i, p in inputs if p.value in request.layouts]
-    if not others:
-        return made
-
-    def run(args: list[Any]) -> list[Any]:
-        for i, strides in others:
-            args[i] = _laid_out(args[i], strides)
-        return made.call(args)
-
-    return Executable(run)
-
-
-def _laid_out(t: Tensor, strides: tuple[Any, ...]) -> Tensor:
-    if any(type(s) is not int for s in strides):
-        return t.contiguous()
-    return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

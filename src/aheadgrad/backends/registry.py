@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from aheadgrad.backends.contract import Backend, Executable, Later, Request, only_gradients, wants_of
+from aheadgrad.backends.checked import Checked
+from aheadgrad.backends.contract import (
+    Backend,
+    Executable,
+    Later,
+    Request,
+    as_executable,
+    only_gradients,
+    wants_of,
+)
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.inductor import Inductor
 from aheadgrad.errors import InvalidOption
@@ -20,7 +29,11 @@ from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 
-_BACKENDS: dict[str, Backend] = {"eager": compile_eager, "inductor": Inductor()}
+_BACKENDS: dict[str, Backend] = {
+    "eager": compile_eager,
+    "inductor": Inductor(),
+    "checked": Checked(Inductor()),
+}
 
 
 def register_backend(name: str) -> Callable[[Backend], Backend]:
@@ -76,10 +89,7 @@ class Compiler:
         return only_gradients(program, self._now(request))
 
     def _now(self, request: Request) -> Executable:
-        """A backend may also return a function alone."""
-        made = self.backend(request)
-        if not isinstance(made, Executable):
-            return Executable(made)
+        made = as_executable(self.backend(request))
         outputs = request.program.outputs
         for (_, value), strides in zip(outputs, made.strides or (None,) * len(outputs), strict=True):
             if type(value) is Value and strides is not None and strides != value.type.stride:
