@@ -10,7 +10,19 @@ import sys
 
 import torch
 
-from . import any_order, capture, front_door, guards, inductor, peak, saved, second_order, step, subclasses
+from . import (
+    any_order,
+    capture,
+    front_door,
+    guards,
+    inductor,
+    partition,
+    peak,
+    saved,
+    second_order,
+    step,
+    subclasses,
+)
 from .measure import table
 
 BENCHMARKS = {
@@ -18,6 +30,7 @@ BENCHMARKS = {
     "step": step.run,
     "front_door": front_door.run,
     "saved": saved.run,
+    "partition": partition.run,
     "peak": peak.run,
     "guards": guards.run,
     "any_order": any_order.run,

@@ -73,6 +73,79 @@ class RecurrentNet(nn.Module):
         return loss
 
 
+class Diffusion(nn.Module):
+    """A U-Net that is told the time, in the manner of diffusion models, with attention in the middle."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(16, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+        widths = (width, 2 * width, 4 * width)
+        self.enter = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(
+            TimedBlock(a, b, 4 * width) for a, b in zip((width, *widths), widths, strict=False)
+        )
+        self.query, self.mixed = (
+            nn.Conv2d(widths[-1], 3 * widths[-1], 1),
+            nn.Conv2d(widths[-1], widths[-1], 1),
+        )
+        self.up = nn.ModuleList(
+            TimedBlock(2 * a, b, 4 * width)
+            for a, b in zip(reversed(widths), (*reversed(widths[:-1]), width), strict=True)
+        )
+        self.leave = nn.Conv2d(width, 3, 3, padding=1)
+
+    def forward(self, noisy: Tensor, time: Tensor, noise: Tensor) -> Tensor:
+        told = self.time(torch.cat([time.sin(), time.cos()], -1))
+        x, skips = self.enter(noisy), []
+        for block in self.down:
+            x = block(x, told)
+            skips.append(x)
+            x = F.avg_pool2d(x, 2)
+        q, k, v = self.query(x).flatten(2).chunk(3, 1)
+        weights = (q.transpose(1, 2) @ k / q.shape[1] ** 0.5).softmax(-1)
+        x = x + self.mixed((v @ weights.transpose(1, 2)).view(x.shape))
+        for block in self.up:
+            x = F.interpolate(x, scale_factor=2.0)
+            x = block(torch.cat([x, skips.pop()], 1), told)
+        return F.mse_loss(self.leave(x), noise)
+
+
+class TimedBlock(nn.Module):
+    def __init__(self, channels: int, out: int, told: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(4, channels), nn.Conv2d(channels, out, 3, padding=1)
+        self.norm2, self.conv2 = nn.GroupNorm(4, out), nn.Conv2d(out, out, 3, padding=1)
+        self.shift, self.skip = nn.Linear(told, out), nn.Conv2d(channels, out, 1)
+
+    def forward(self, x: Tensor, told: Tensor) -> Tensor:
+        y = self.conv1(F.silu(self.norm1(x))) + self.shift(told)[:, :, None, None]
+        return self.skip(x) + self.conv2(F.silu(self.norm2(y)))
+
+
+class Experts(nn.Module):
+    """Layers of experts: each token goes to all, weighted by a gate that keeps the best two."""
+
+    def __init__(self, layers: int = 4, width: int = 32, experts: int = 4) -> None:
+        super().__init__()
+        self.gates = nn.ModuleList(nn.Linear(width, experts) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.into = nn.ParameterList(torch.randn(experts, width, 2 * width) * 0.1 for _ in range(layers))
+        self.out = nn.ParameterList(torch.randn(experts, 2 * width, width) * 0.1 for _ in range(layers))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = tokens
+        for gate, norm, into, out in zip(self.gates, self.norms, self.into, self.out, strict=True):
+            y = norm(x)
+            chances = gate(y).softmax(-1)
+            best = chances.topk(2, -1).values[..., -1:]
+            weights = torch.where(chances >= best, chances, 0.0)
+            weights = weights / weights.sum(-1, keepdim=True)
+            inside = F.silu(torch.einsum("td,edh->eth", y, into))
+            each = torch.einsum("eth,ehd->etd", inside, out)
+            x = x + torch.einsum("te,etd->td", weights, each)
+        return F.mse_loss(x, targets)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model with inputs for it."""
@@ -107,6 +180,27 @@ def recurrent_net(steps: int = 20) -> Case:
     torch.manual_seed(0)
     inputs = (torch.randn(steps, 4, 8), torch.randn(steps, 4, 8))
     return Case(f"recurrent net, {steps} steps", RecurrentNet(), inputs)
+
+
+def diffusion() -> Case:
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 3, 16, 16), torch.randn(4, 8), torch.randn(4, 3, 16, 16)
+    return Case("diffusion U-Net", Diffusion(), inputs)
+
+
+def experts() -> Case:
+    torch.manual_seed(0)
+    return Case("mixture of experts", Experts(), (torch.randn(64, 32), torch.randn(64, 32)))
+
+
+def wide_gpt() -> Case:
+    """Without dropout: under a budget torch computes it again with other numbers."""
+    torch.manual_seed(0)
+    model = CharTransformer(64, layers=24, width=32, heads=2, context=16, dropout=0.0)
+    tokens = torch.randint(64, (2, 17))
+    return Case(
+        "GPT, 24 layers, no dropout", model, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    )
 
 
 CASES: tuple[Callable[[], Case], ...] = (gpt, convolution_net, recurrent_net)

@@ -1,10 +1,19 @@
 """torch's own AOTAutograd with trivial compilers: the peer, imported here and nowhere else."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from functorch.compile import aot_function, aot_module, default_partition, nop
+import torch._functorch.config as config
+from functorch.compile import (
+    aot_function,
+    aot_module,
+    default_partition,
+    min_cut_rematerialization_partition,
+    nop,
+)
 from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
 
 
 def compile_module(model: nn.Module) -> nn.Module:
@@ -13,6 +22,30 @@ def compile_module(model: nn.Module) -> nn.Module:
 
 def compile_function(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return aot_function(fn, fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition)
+
+
+def joint_graph(model: nn.Module, inputs: tuple[Tensor, ...], *, decomposed: bool) -> tuple[Any, Any, int]:
+    """The peer's joint graph, its inputs, and the number of the forward's outputs."""
+    found: list[Any] = []
+
+    class Enough(Exception):
+        pass
+
+    def keep(joint: Any, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        found.append((joint, joint_inputs, num_fwd_outputs))
+        raise Enough
+
+    table = select_decomp_table() if decomposed else None
+    compiled = aot_module(model, fw_compiler=nop, bw_compiler=nop, partition_fn=keep, decompositions=table)
+    with suppress(Enough):
+        compiled(*inputs)
+    return found[0]
+
+
+def partition(joint: Any, inputs: Any, exits: int, budget: float = 1.0) -> tuple[Any, Any]:
+    """The peer's min-cut; it changes the graph that it is given."""
+    with config.patch(activation_memory_budget=budget):
+        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=exits)
 
 
 def joint_nodes(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:

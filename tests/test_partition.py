@@ -76,8 +76,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def trained(make: Callable[[], nn.Module], order: int, **options: Any) -> list[Any]:
     """Gradients, buffers and the state of the generator after a step; compiled if there are options."""
     torch.manual_seed(0)
-    model = make()
-    x = torch.randn(32, 16, requires_grad=True)
+    dtype = torch.float32 if order == 1 else torch.float64
+    model = make().to(dtype)
+    x = torch.randn(32, 16, dtype=dtype, requires_grad=True)
     run = aheadgrad.compile(model, fallback="error", **options) if options else model
     torch.manual_seed(1)
     out = run(x)
