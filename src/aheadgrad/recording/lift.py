@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
 from aheadgrad.recording import layouts
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.disguises import OUT_OF_PLACE, InPlace
@@ -169,8 +169,7 @@ class Lift(TorchFunctionMode):
             if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
                 self.session.refused = error  # type: ignore[assignment]
                 raise
-            self.session.trace.rewind(records)
-            return self._explained_call(func, args, kwargs)
+            let_go_of_locals(error)
         except AheadgradError:
             raise
         except Exception as error:
@@ -178,6 +177,8 @@ class Lift(TorchFunctionMode):
             if told is error:
                 raise
             raise told from error
+        self.session.trace.rewind(records)  # its results have sizes that values decide, from now on
+        return self._explained_call(func, args, kwargs)
 
     def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside grad, vmap, ...: the tensors are wrappers around ours."""
