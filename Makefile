@@ -21,7 +21,7 @@ OTHERS := .venv-ecosystem
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types unit test-ops test-hf test-ecosystem fuzz bench size clean
+.PHONY: help env demo test lint types unit test-ops test-hf test-more test-ecosystem fuzz bench size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (
 
 test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
+
+test-more: $(STAMP)  ## the longer sweeps of the same kinds of programs that `make test` has some of (minutes)
+	$(BIN)/python -m pytest -n $(JOBS) -q --ignore tests/hf -m zoo
 
 test-ecosystem: $(OTHERS)/.installed  ## other people's libraries against eager, in .venv-ecosystem (downloads much)
 	$(OTHERS)/bin/python -m pytest -q tests/ecosystem -W ignore -W error::aheadgrad.errors.FallbackWarning
