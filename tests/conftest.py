@@ -18,8 +18,8 @@ from aheadgrad.frontends import dynamo as frontend
 from aheadgrad.frontends import flat
 from aheadgrad.frontends.compiled import Described
 
-# A process that runs thousands of tests has a million objects: looking through all of them again and again took
-# a sixth of the time. Tests that are about garbage collect it themselves.
+# Thousands of tests in one process make a million objects, and looking through all of them again and again
+# takes a good part of the time. Tests that are about garbage collect it themselves.
 gc.set_threshold(20_000, 20, 50)
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
