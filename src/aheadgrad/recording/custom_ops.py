@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.layouts import geometry_of
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.control_flow import auto_functionalized
 from aheadgrad.torchlayer.dispatch import OpOverload, is_composite, is_mutable, schema_of
@@ -40,7 +39,7 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
     if any(isinstance(given[name], list | tuple) for name in written):
         raise FallbackError(f"{func} changes a list of tensors")
     changed = [t for name in given if name in written for t in _tensors(given[name])]
-    before = [(t, geometry_of(t), session.layouts.siblings(t)) for t in changed]
+    before = [session.ledger.before_write(t) for t in changed]
     values = {name: _map(value, _value) for name, value in given.items()}
     new = {name: _map(values[name], session.fake) for name in given if name in written}
     with functional.outside(), session.mode:
@@ -55,8 +54,8 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
             functional.commit_update(t)
             functional.sync(t)
             torch.autograd.graph.increment_version(t)
-    for t, geometry, siblings in before:
-        session.layouts.written(t, geometry, siblings)
+    for written_to in before:
+        session.ledger.written(*written_to)
     return _map(out, session.wrap)
 
 

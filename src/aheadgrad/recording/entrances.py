@@ -44,6 +44,8 @@ class Entrance:
     required_grad: bool
     form: Form | None = None  # of a tensor subclass
     parts: tuple[Any, ...] = ()
+    no_view: bool = False  # did the function ask of it what views refuse?
+    old_memory: Tensor | None = None  # an alias of the memory that it had at first, where it may have left it
 
     @property
     def is_leaf(self) -> bool:

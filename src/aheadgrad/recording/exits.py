@@ -49,12 +49,12 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
         if fact.index in in_graph or not (fact.data_changed or fact.geometry or fact.storage_changed):
             continue
         given = session.entrances[fact.index] if fact.index >= 0 else session.members[-1 - fact.index]
-        current = session.disguises.current(given.seen)
+        current = session.ledger.current(given.seen)
         tracked = fact.data_changed and fact.history_changed
         exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
         if fact.old_memory_changed:
-            shadow = session.shadow_of(session.entrances[fact.index])
-            exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
+            old = session.entrances[fact.index].old_memory
+            exits.append(Exit(OldMemory(given.slot), old, _value(old), False))
     for j, traced in enumerate(forward.outputs):
         tracked = _carries_gradient(facts, j)
         own = is_handed_out(facts, UserOutput(j))
@@ -168,7 +168,7 @@ def copies(session: Session, facts: Facts, kept: frozenset[int]) -> list[tuple[T
         if fact.final_bytes is not None:
             continue  # its memory comes and goes: there may be nothing to copy yet
         entrance = session.entrances[fact.index]
-        if fact.data_changed and session.disguises.current(entrance.seen).requires_grad:
+        if fact.data_changed and session.ledger.current(entrance.seen).requires_grad:
             found.append((entrance.value, aten.clone.default))
         elif fact.geometry is not None and not fact.data_changed:
             found.append((entrance.value, aten.view.default))

@@ -131,7 +131,7 @@ class Joint:
         session.trace.phase = phase = f"backward {session.trace.backwards}"
         leaves = _places(component, wanted)
         try:
-            with session.running(), session.disguises.off(), around():
+            with session.running(), session.ledger.undisguised(), around():
                 tangents, wrapped = self._tangents(component, pattern)
                 if requiring is not None:
                     set_grad_enabled(True)

@@ -53,7 +53,7 @@ def check_bounds(
             f"{there}"
         )
     if entrance is not None and not _lies_inside(size, stride, offset, t.element_size(), entrance.real):
-        session.limits.beyond.add(entrance.storage)
+        session.ledger.memory_known_by(entrance.storage).beyond = True
 
 
 def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:

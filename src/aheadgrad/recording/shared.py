@@ -41,7 +41,7 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
         member.slot, member.owner = slots.get(id(root), SharedBase(names)), owner
         member.version = version(member.seen) if separate else None
         roots[id(root)] = member.seen
-        session.members.append(member)
+        session.enter_as_member(member)
     for given in group.members:
         if id(given) in roots:
             seen[id(given)] = roots[id(given)]
@@ -53,7 +53,7 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
         if creation_meta(given) != CreationMeta.DEFAULT:
             set_creation_meta(view, creation_meta(given))
         seen[id(given)] = view
-        session.members.append(_member(slots[id(given)], given, owner, view, is_root=False))
+        session.enter_as_member(_member(slots[id(given)], given, owner, view, is_root=False))
 
 
 def whole_storage(t: Tensor) -> Tensor:

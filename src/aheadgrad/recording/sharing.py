@@ -157,19 +157,21 @@ def check_reshapes(forward: Forward) -> None:
     """A view that changed its shape must not be used after its memory has changed, nor leave so."""
     session = forward.session
     leaving = [v for v in forward.outputs if isinstance(v, Tensor)]
-    if session.reshapes and (session.doubted or any(map(session.in_doubt, leaving))):
+    ledger = session.ledger
+    if ledger.has_reshapes and (ledger.doubted or any(map(ledger.in_doubt, leaving))):
         raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
 
 
 def check_bases(session: Session) -> None:
     """A subclass that changes its shape in place while other inputs are views of it: eager would make
     these views again from the new shape."""
-    reshaped = [id(base_of(m.seen)) for m in session.members if id(m.seen) in session.reshapes]
+    reshapes = session.ledger.reshapes
+    reshaped = [id(base_of(m.seen)) for m in session.members if reshapes(m.seen)]
     if len(set(reshaped)) < len(reshaped):
         raise FallbackError("several views of one tensor subclass change their shapes")
     for member in session.members:
         base = base_of(member.seen)
-        if base is not None and id(base) in session.reshapes:
+        if base is not None and reshapes(base):
             raise FallbackError("a tensor subclass changes its shape, and other inputs are views of it")
 
 
