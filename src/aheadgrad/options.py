@@ -17,6 +17,8 @@ class Options:
 
     A partition function (`partition`) is given one joint graph, so it implies `one_node`: one node
     for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
+    `partition="min_cut"` saves less and computes cheap values again; `memory="less"` goes further, and
+    `memory_budget` (from 0 to 1) tells how much of that may be saved at most: both imply it.
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
@@ -27,6 +29,8 @@ class Options:
     fullgraph: bool = False
     backend: Any = "eager"
     partition: Any = "default"
+    memory: Literal["usual", "less"] = "usual"
+    memory_budget: float | None = None
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     dynamic: bool | None = None
     fallback: Literal["warn", "error"] = "warn"
@@ -44,12 +48,28 @@ class Options:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
-        if callable(self.partition):
-            object.__setattr__(self, "one_node", True)
-        elif self.partition != "default":
-            raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
+        self._check_partition()
         if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")
+
+    def _check_partition(self) -> None:
+        if self.memory not in ("usual", "less"):
+            raise InvalidOption(f'memory={self.memory!r}: choose "usual" or "less".')
+        budget = self.memory_budget
+        if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
+            raise InvalidOption(f"memory_budget={budget!r}: choose a number from 0 to 1, or None.")
+        if callable(self.partition):
+            if self.memory != "usual" or budget is not None:
+                raise InvalidOption(
+                    'memory= and memory_budget= are for partition="min_cut", not for a function.'
+                )
+            object.__setattr__(self, "one_node", True)
+        elif self.partition not in ("default", "min_cut"):
+            raise InvalidOption(
+                f'partition={self.partition!r}: choose "default", "min_cut" or a partition function.'
+            )
+        elif self.memory != "usual" or budget is not None:
+            object.__setattr__(self, "partition", "min_cut")
 
     @classmethod
     def for_graphs(cls, given: dict[str, Any]) -> Options:

@@ -167,7 +167,7 @@ class Steps:
             try:
                 program = backward_program(level, further.gradients, saved, further.tape, further.sizes)
             except InvalidProgram:
-                if usual is None or level.options.partition == "default" or level.has_symbols:
+                if usual is None or not callable(level.options.partition) or level.has_symbols:
                     raise
                 outputs = [level.exits[i] for i in component.exits]
                 return padded(usual.call, outputs, component.expected, asked)
@@ -193,7 +193,7 @@ class Steps:
     ) -> tuple[Run, frozenset[int] | None] | None:
         """The backward recorded ahead if it serves these tangents; or what wanted gradients need of it."""
         level, whole = self.level, self.level.gradients[component.number]
-        if whole is None or usual is None or not whole.usual or level.options.partition != "default":
+        if whole is None or usual is None or not whole.usual or callable(level.options.partition):
             return None
         if wanted is None:
             program: Program | None = backward_program(level, whole, saved)

@@ -102,7 +102,8 @@ def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -
         if value is not None:
             ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
     outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
+    again = level.options.partition == "min_cut"
     try:
-        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase})))
+        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase}, again=again)))
     except AssertionError as error:
         raise _not_kept("a value of the forward") from error

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aheadgrad.program.on_demand import on_demand
 from aheadgrad.program.program import Program
 from aheadgrad.program.rooms import is_seen, without_rooms
 from aheadgrad.program.slots import Slot, Tangent
@@ -103,7 +104,10 @@ class Cutter:
         outputs: Sequence[tuple[Slot, Any]],
         phases: set[str] | None = None,
         writes: Sequence[Write] = (),
+        *,
+        again: bool = False,
     ) -> Program:
+        """`again`: ops of another phase run again, each when its result is needed."""
         tape = self.tape
         boundary = {p.value for p in inputs if type(p.value) is Value}
         given = {p.value.expr for p in inputs if type(p.value) is Number}
@@ -113,7 +117,11 @@ class Cutter:
         wanted, touched = self.needed(roots, boundary, phases, given)
         build = _Build(self, role, inputs, touched)
         due = self._due(writes)
-        for i in sorted(wanted):
+        order = sorted(wanted)
+        if again:
+            arriving = [p.value for p in inputs if isinstance(p.slot, Tangent) and type(p.value) is Value]
+            order = on_demand(tape, wanted, arriving, self.source)
+        for i in order:
             while due and due[0][0] <= i:
                 build.write(due.pop(0)[1])
             build.add(tape.ops[i])
