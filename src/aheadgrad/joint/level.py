@@ -17,9 +17,17 @@ import torch
 from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, InputFacts, IsRoot, TheInput
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
-from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput, ViewBase
+from aheadgrad.program.slots import (
+    Gradient,
+    NoGradient,
+    Signature,
+    Slot,
+    Tangent,
+    UserOutput,
+    ViewBase,
+    opened,
+)
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, Write, Written
 from aheadgrad.torchlayer.autocast import AutocastState

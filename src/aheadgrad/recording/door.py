@@ -89,7 +89,7 @@ class LiveDoor:
         if request.hands or request.handed:
             return self._record_handing(component, pattern, state, request, sizes)
         with self._values(request):
-            gradients = level.record(component, pattern, state, request.requiring, request.wanted)
+            gradients = level.joint.record(component, pattern, state, request.requiring, request.wanted)
             if request.requiring is None:
                 made = lower_gradients(level, gradients)
                 edges = _edges(component.nodes) if request.edges else {}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import NodeBase, version
@@ -63,9 +64,7 @@ class Member:
     history: Any
     required_grad: bool
     is_root: bool
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
+    geometry: Geometry
     version: int | None = None  # of a version counter that the owner does not share
     leaf: Tensor | None = None  # what gradients are taken of, for one with a history of its own
 

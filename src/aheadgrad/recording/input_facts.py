@@ -18,8 +18,9 @@ from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 from aheadgrad.torchlayer.subclasses import Bundle, same_meta, same_value
 
 
-def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entrance: Entrance) -> InputFacts:
+def input_facts(session: Session, index: int, entrance: Entrance) -> InputFacts:
     """Compares an input before and after the run."""
+    seen, value = entrance.seen, entrance.value
     current = session.ledger.current(seen)
     moved = functional.storage_key(seen) != entrance.storage
     held = functional.unwrap(seen)
@@ -109,7 +110,6 @@ def _final_bytes(session: Session, seen: Tensor) -> int | None:
 def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     """What happened to an input that entered as an alias; its data changes with its owner's."""
     current = session.ledger.current(member.seen)
-    before = Geometry(member.size, member.stride, member.offset)
     history = member.seen.grad_fn if member.is_root else None
     changed = member.is_root and _history_changed(session, member.seen, history, member.history)
     if (
@@ -126,7 +126,7 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
         -1 - k,
         parts=PartFacts(reshapes=reshapes) if reshapes else None,
         data_changed=changed,
-        geometry=_new_geometry(session, member.seen, current, before),
+        geometry=_new_geometry(session, member.seen, current, member.geometry),
         history_changed=changed or _reshaped_in_sight(session, member.seen),
         becomes_leaf=becomes_leaf,
         version_bumps=0 if member.version is None else version(member.seen) - member.version,

@@ -6,7 +6,7 @@ exist and how they are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +22,7 @@ from aheadgrad.recording.layouts import contiguous_strides
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
@@ -93,7 +94,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Callable[[], Any] = nullcontext,
+        state: AutocastState | None,
         requiring: tuple[bool, ...] | None = None,
         wanted: Wanted = None,
         handed: Sequence[Passage] = (),
@@ -107,7 +108,7 @@ class Joint:
 
         def attempt() -> Gradients:
             return for_any_size(
-                self.session, lambda: self._record(component, pattern, around, requiring, wanted, handed)
+                self.session, lambda: self._record(component, pattern, state, requiring, wanted, handed)
             )
 
         try:
@@ -121,7 +122,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Callable[[], Any],
+        state: AutocastState | None,
         requiring: tuple[bool, ...] | None,
         wanted: Wanted,
         handed: Sequence[Passage],
@@ -131,7 +132,7 @@ class Joint:
         session.trace.phase = phase = f"backward {session.trace.backwards}"
         leaves = _places(component, wanted)
         try:
-            with session.running(), session.ledger.undisguised(), around():
+            with session.running(), session.ledger.undisguised(), autocast_as(state):
                 tangents, wrapped = self._tangents(component, pattern)
                 if requiring is not None:
                     set_grad_enabled(True)

@@ -68,7 +68,7 @@ class Aliases:
         return len(self.bases) - 1
 
 
-def collect(forward: Forward) -> Aliases:
+def find_aliases(forward: Forward) -> Aliases:
     session = forward.session
     out = Aliases()
     inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}

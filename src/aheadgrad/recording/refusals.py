@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.overlaps import is_dense
+from aheadgrad.facts.facts import Geometry
+from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.overlaps import addresses, is_dense
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
@@ -69,8 +71,9 @@ def _is_part(size: Sequence[Any], stride: Sequence[Any], offset: Any, whole: Ten
     numbers = [*size, *stride, offset, *whole.size(), *whole.stride(), whole.storage_offset()]
     if not all(type(n) is int for n in numbers) or max(math.prod(size), whole.numel()) > _MOST_ADDRESSES:
         return False
-    own = _addresses(whole.size(), whole.stride(), whole.storage_offset())
-    return _addresses(size, stride, offset) <= own
+    with functional.outside():
+        part, inside = Geometry(tuple(size), tuple(stride), offset), geometry_of(whole)
+        return bool(torch.isin(addresses(part), addresses(inside)).all())
 
 
 def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> None:
@@ -80,13 +83,6 @@ def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: A
         return
     if not _is_part(size, stride, offset, t):
         raise FallbackError("as_strided takes from a view what lies outside of it")
-
-
-def _addresses(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> set[Any]:
-    found = {offset}
-    for n, s in zip(size, stride, strict=True):
-        found = {a + k * s for a in found for k in range(n)}
-    return found
 
 
 def check_leaf_view(session: Session, t: Tensor) -> None:

@@ -17,6 +17,7 @@ from aheadgrad.facts.facts import InputFacts
 from aheadgrad.program.slots import ClosedOver
 from aheadgrad.recording.forward import Call, Forward, SharedGroup
 from aheadgrad.recording.input_facts import input_facts
+from aheadgrad.recording.layouts import geometry_of
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared import is_flat, whole_storage
 from aheadgrad.torchlayer import functional
@@ -64,7 +65,7 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     if call.shared:
         return None
     session = forward.session
-    facts = {id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)}
+    facts = {id(e.real): input_facts(session, i, e) for i, e in enumerate(session.entrances)}
     slots = {id(real): slot for slot, real in call.inputs}
     _check_lifted(forward, facts)
     if session.veiled:
@@ -196,14 +197,10 @@ def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool
         return all(_holds_all(one, *others) for (one,), *others in columns)
     first, last = extent(root)
     for t in (*roots, *members):
-        (start, end), alike = extent(t), t.dtype == root.dtype and _geometry(t) == _geometry(root)
+        (start, end), alike = extent(t), t.dtype == root.dtype and geometry_of(t) == geometry_of(root)
         if start < first or end > last or not (alike or is_flat(root) or base_of(t) is root):
             return False
     return True
-
-
-def _geometry(t: Tensor) -> tuple[object, ...]:
-    return t.size(), t.stride(), t.storage_offset()
 
 
 def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:

@@ -7,7 +7,7 @@ Sections, in the order in which they run:
     nodes        one autograd node per component adopts its outputs
     updates      input updates that autograd must see
     views        outputs that share memory, made again from their roots
-    ambient      grad mode as the function left it
+    grad mode    as the function left it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions import ambient, outputs, updates
+from aheadgrad.conventions import outputs, updates
 from aheadgrad.conventions.assembly import Assembly, NodeCall
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.joint.level import Target
@@ -58,7 +58,8 @@ def assemble(a: Assembly) -> Assembled:
         _graded_sections(script, a)
     else:
         outputs.emit(script, a)
-    ambient.emit(script, a)
+    if a.facts.grad_mode_after is not None:
+        script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}({a.facts.grad_mode_after})")
     returned = outputs.expressions(a)
     script.line(f"return {a.returns(returned) if a.returns else '[' + ', '.join(returned) + ']'}")
     run, source = script.function(", ".join([*params, *a.members]))

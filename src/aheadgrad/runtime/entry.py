@@ -196,7 +196,7 @@ class _Making:
             and component.exits == tuple(range(joint.count))
             and all(t.kind == "input" for t in component.targets)
             and all(f.untouched for f in joint.facts.inputs)
-            and joint.facts.ambient.grad_mode_after is None
+            and joint.facts.grad_mode_after is None
             and all(isinstance(f, Fresh) and f.geometry is None for f in joint.facts.outputs)
         )
         if not plain or not component.targets:
