@@ -18,7 +18,7 @@ from aheadgrad.torchlayer.subclasses import Bundle
 class Slot:
     """Common base; `describe()` is what people read, made from the `text` of a kind and its fields."""
 
-    text: ClassVar[str]
+    text: ClassVar[str] = "a value"
 
     def describe(self) -> str:
         words = {k: v.describe() if isinstance(v, Slot) else v for k, v in vars(self).items()}

@@ -99,23 +99,23 @@ def result_name(i: int) -> str:
 
 def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
     set_grad = script.names.name(set_grad_enabled, "set_grad")
-    if a.autocast is not None:
+    if a.joint.autocast is not None:
         off = script.names.name(torch.set_autocast_enabled, "set_autocast")
-        for device, _ in a.autocast.enabled:
+        for device, _ in a.joint.autocast.enabled:
             script.line(f"{off}({device!r}, False)")
-    if a.grad_before and not a.inference:
+    if a.joint.grad_before and not a.inference:
         script.line(f"{set_grad}(False)")
-    needs_restore = (a.grad_before and not a.inference) or a.autocast is not None
+    needs_restore = (a.joint.grad_before and not a.inference) or a.joint.autocast is not None
     if not needs_restore:
         _call_forward(script, a, params)
         return
     with script.block("try:"):
         _call_forward(script, a, params)
     with script.block("finally:"):
-        if a.grad_before and not a.inference:
+        if a.joint.grad_before and not a.inference:
             script.line(f"{set_grad}(True)")
-        if a.autocast is not None:
-            for device, _ in a.autocast.enabled:
+        if a.joint.autocast is not None:
+            for device, _ in a.joint.autocast.enabled:
                 script.line(f"{off}({device!r}, True)")
 
 
@@ -140,7 +140,8 @@ def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
 def _graded_sections(script: Script, a: Assembly) -> None:
     """Nodes, tracked updates and views, in grad mode."""
     set_grad = script.names.name(set_grad_enabled, "set_grad")
-    if a.grad_before or not (a.nodes or outputs.any_views(a) or updates.any_tracked(a)):
+    tracked = any(f.history_changed for f in a.facts.inputs)
+    if a.joint.grad_before or not (a.nodes or a.facts.roots or tracked):
         _emit_graded(script, a)
         return
     script.line(f"{set_grad}(True)")
@@ -167,8 +168,8 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         single = "" if len(node.exits) > 1 else ","
         call = f"{apply}(({outs}{single}), ({saved}), ({sizes}){targets})"
         _take(script, node, outs, call)
-    if len(a.exits) < a.results:
-        script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
+    if a.joint.count < a.results:
+        script.line(f"del {', '.join(result_name(i) for i in range(a.joint.count, a.results))}")
     updates.emit_tracked(script, a)
     updates.emit_watches(script, a)
     outputs.emit(script, a)
@@ -181,9 +182,9 @@ def nowhere() -> Tensor:
 
 def _exit_name(script: Script, a: Assembly, i: int) -> str:
     """The name of something that a node adopts; passages have no memory of their own."""
-    if i < len(a.exits):
+    if i < a.joint.count:
         return result_name(i)
-    passage, literal = a.passages[i - len(a.exits)], script.names.literal
+    passage, literal = a.joint.exits[i], script.names.literal
     made = f"{literal(passage.size)}, {literal((0,) * len(passage.size))}, dtype={literal(passage.dtype)}"
     empty = script.names.name(torch.empty_strided, "empty_strided")
     script.line(f"passage{i} = {empty}({made}, device={literal(passage.device)})")
