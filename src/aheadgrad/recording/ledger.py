@@ -22,7 +22,9 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.recording.entrances import Entrance, Member
 from aheadgrad.recording.layouts import geometry_of, restore
+from aheadgrad.recording.trace import tensors_among
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of, is_view, version
 
 
@@ -141,21 +143,12 @@ class Ledger:
         return t if found is None else found.current
 
     def all_current(self, values: Any) -> Any:
-        if isinstance(values, Tensor):
-            return self.current(values)
-        if type(values) in (list, tuple):
-            return type(values)(self.all_current(v) for v in values)
-        if type(values) is dict:
-            return {k: self.all_current(v) for k, v in values.items()}
-        return values
+        return pytree.tree_map(self.current, values, is_leaf=pytree.is_size)
 
     def originals(self, out: Any) -> Any:
         """What the user's code knows results as: a function that returns an argument returns the original."""
-        if isinstance(out, Tensor):
-            return next((line.tensor for line in self.disguised if line.current is out), out)
-        if type(out) in (list, tuple):
-            return type(out)(map(self.originals, out))
-        return out
+        known = {id(line.current): line.tensor for line in self.disguised}
+        return pytree.tree_map(lambda t: known.get(id(t), t), out, is_leaf=pytree.is_size)
 
     def disguise(self, t: Tensor, as_this: Tensor, *, tracked: bool) -> None:
         line = self.of(t)
@@ -186,12 +179,9 @@ class Ledger:
 
     def note(self, out: Any, args: tuple[Any, ...]) -> None:
         """Remembers which tensors have views, and where views come from."""
-        if isinstance(out, Tensor):
-            if is_view(out):
-                self._note_view(out, args[0] if args else None)
-        elif type(out) in (list, tuple):
-            for part in out:
-                self.note(part, args)
+        for t in tensors_among((out,)):
+            if is_view(t):
+                self._note_view(t, args[0] if args else None)
 
     def _note_view(self, view: Tensor, source: Any) -> None:
         line, base = self.of(view), base_of(view)
@@ -255,20 +245,13 @@ class Ledger:
 
     def settle(self, values: Any) -> None:
         """Gives back their look to those tensors that have lost it and are about to be used."""
-        if not self.unsettled:
-            return
-        if isinstance(values, Tensor):
-            base = base_of(values) if is_view(values) else None
-            for t in (base, values):  # the base first, as the view is taken from it
+        for value in tensors_among((values,)) if self.unsettled else ():
+            base = base_of(value) if is_view(value) else None
+            for t in (base, value):  # the base first, as the view is taken from it
                 line = self.find(t)
                 if line is not None and line.geometry is not None:
                     look, line.geometry = line.geometry, None
                     restore(line.tensor, look)
-        elif isinstance(values, list | tuple):
-            for value in values:
-                self.settle(value)
-        elif isinstance(values, dict):
-            self.settle(list(values.values()))
 
     # -- tensor subclasses that change their shapes
 

@@ -20,7 +20,7 @@ from aheadgrad.recording import layouts
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
 from aheadgrad.recording.ledger import InPlace, Written
-from aheadgrad.recording.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.recording.overlaps import check_casts, check_memory, last_write
 from aheadgrad.recording.recorder import LIFT_FRESH
 from aheadgrad.recording.refusals import (
     check_bounds,
@@ -29,6 +29,7 @@ from aheadgrad.recording.refusals import (
 )
 from aheadgrad.recording.reshaping import OUT_OF_PLACE, reshape
 from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
+from aheadgrad.recording.trace import tensors_among
 from aheadgrad.recording.values import Unknown
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version

@@ -143,9 +143,7 @@ class OpenSizes:
                     args, kwargs = sample((record.args, record.kwargs), "zeros", n, made)
                     saved = id(record.out) in self.clones and not copied and args[0].is_contiguous()
                     out = args[0] if saved else record.target(*args, **kwargs)
-                    several = isinstance(out, list | tuple)
-                    pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
-                    made.update((id(a), b) for a, b in pairs if isinstance(b, Tensor))
+                    made.update((id(a), b) for a, b in record.results(out) if isinstance(b, Tensor))
         except RuntimeError:
             return []  # eager raises, too
         return [made[id(v)].stride() for v in values if id(v) in made]

@@ -212,13 +212,3 @@ def addresses(g: Geometry) -> Tensor:
     for n, s in zip(g.size, g.stride, strict=True):
         out = out.unsqueeze(-1) + torch.arange(n) * s
     return out.flatten()
-
-
-def tensors_among(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_among(value)
-    return found

@@ -141,7 +141,5 @@ def raised_before(session: Session) -> Exception | None:
                 out = target(*args, **kwargs)
             except Exception as error:
                 return error
-            several = isinstance(out, list | tuple)
-            pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
-            known.update({id(fake): now for fake, now in pairs})
+            known.update({id(fake): now for fake, now in record.results(out)})
     return None

@@ -134,8 +134,6 @@ class Values:
 
     def _run(self, record: Record) -> None:
         args, kwargs = pytree.tree_map(self._real, (record.args, record.kwargs))
-        out = record.target(*args, **kwargs)
-        several = isinstance(out, list | tuple)
-        for fake, real in zip(record.out, out, strict=True) if several else [(record.out, out)]:
+        for fake, real in record.results(record.target(*args, **kwargs)):
             if isinstance(fake, FakeTensor):
                 self._found[id(fake)] = real
