@@ -175,8 +175,7 @@ class _Group:
         )
 
     def _input_root(self, index: int) -> int:
-        session = self.forward.session
-        seen = session.entrances[index].seen if index >= 0 else session.members[-1 - index].seen
+        seen = self.forward.session.input(index).seen
         known = self.out.find_root(seen)
         return known if known is not None else self.out.add_root(InputRoot(index), seen)
 

@@ -258,7 +258,7 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
             if inner.requires_grad and _differentiable(inner):
                 targets.append(Target("inside", i, inner, name))
-    for kind, index, tensor in inner_leaves(forward.session, facts, aliases, forward.outputs):
+    for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets
 
@@ -282,35 +282,20 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
             raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
         # from the second order on, also what nobody wrote, or decides by values
         captured.failures[number] = without_frames(error)
-    if len(component.exits) == 1:
-        return None if captured.order else _record_reachable(captured, component, expected)
-    working = []
-    for k in range(len(component.exits)):
-        alone = tuple(layout if i == k else None for i, layout in enumerate(expected))
-        try:
-            captured.joint.record(component, alone, state)
-        except Exception:
-            continue
-        working.append(k)
-    if not working:
-        return None
-    some = tuple(layout if i in working else None for i, layout in enumerate(expected))
-    try:
-        return captured.joint.record(component, some, state)
-    except Exception:
+    several = len(component.exits) > 1
+    if captured.order and not several:
         return None
 
-
-def _record_reachable(captured: Any, component: Component, pattern: Any) -> Gradients | None:
-    """The backward to those of its targets that it gets to: eager raises on the way to others only."""
-    state, count = captured.backward_autocast, len(component.targets)
-
-    def attempt(wanted: tuple[bool, ...]) -> Gradients | None:
+    def attempt(working: tuple[bool, ...]) -> Gradients | None:
+        """With some of several tangents; or with the only one to some targets, if eager gets to those."""
+        some = tuple(layout if there else None for layout, there in zip(expected, working, strict=False))
         try:
-            return captured.joint.record(component, pattern, state, None, wanted)
+            asked = (some, None) if several else (expected, working)
+            return captured.joint.record(component, asked[0], state, None, asked[1])
         except Exception:
             return None
 
+    count = len(component.exits if several else component.targets)
     alone = [attempt(tuple(i == k for i in range(count))) for k in range(count)]
-    wanted = tuple(found is not None for found in alone)
-    return attempt(wanted) if any(wanted) else None
+    working = tuple(found is not None for found in alone)
+    return attempt(working) if any(working) else None

@@ -216,6 +216,10 @@ class Session:
         self.members.append(member)
         self.ledger.admit(member)
 
+    def input(self, index: int) -> Entrance | Member:
+        """By its number in the facts: members count down from -1."""
+        return self.entrances[index] if index >= 0 else self.members[-1 - index]
+
     def entrance_of(self, seen: Tensor) -> Entrance | None:
         given = self.ledger.given(seen)
         return given if isinstance(given, Entrance) else None
