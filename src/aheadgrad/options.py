@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
-_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # and not of a graph that is given
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # not of a graph that is given
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,20 @@ class Options:
 
     A partition function (`partition`) is given one joint graph, so it implies `one_node`: one node
     for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
-    `partition="min_cut"` saves less and computes cheap values again; `memory="less"` goes further, and
-    `memory_budget` (from 0 to 1) tells how much of that may be saved at most: both imply it.
+    `partition="default"` is the backend's: with Inductor it is `"min_cut"`, which saves less and computes
+    cheap values again; `memory="less"` goes further, and `memory_budget` (from 0 to 1) tells how much of that
+    may be saved at most: both imply it.
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
-    a call whose inputs are neither leaves nor saved is then a little cheaper.
+    a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
+    `layouts` comes from the backend: for how many layouts of tangents a backward is compiled.
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
     fullgraph: bool = False
     backend: Any = "eager"
+    mode: str | None = None
     partition: Any = "default"
     memory: Literal["usual", "less"] = "usual"
     memory_budget: float | None = None
@@ -39,6 +42,7 @@ class Options:
     one_node: bool = False
     any_order: bool = True
     max_entries: int = 8
+    layouts: int = 8
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):

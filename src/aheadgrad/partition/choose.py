@@ -14,12 +14,14 @@ from aheadgrad.partition.plan import DEFAULT, Demands, plan
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.partition.table import Table
 from aheadgrad.program.cut import Cutter
+from aheadgrad.program.random import state_before
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
 
+NO_STATES: Mapping[int, Value] = {}
 Used = dict[Value, str]
 """Values that a backward takes, each with what uses it there."""
 
@@ -45,22 +47,33 @@ def choose(
     here, fixed = _in_forward(cutter, leaving, given, set(changed), moves=moves)
     as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
     reasons: Mapping[Value, str] = {}
-    if demands is DEFAULT:
+    runs: set[int] = set()
+    table = Table(cutter, gradients, here, fixed, demands.once, seen)
+    if demands is not DEFAULT:
+        reasons = plan(table, demands)
+        used, runs = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
+    elif tape.has_regions:
+        here -= table.again
+        used, runs = walk_backward(cutter, gradients, here, as_numbers, table.outside, higher=True)
+    else:
         used, _ = walk_backward(cutter, gradients, here, as_numbers)
         for value in kept_by_eager(tape, gradients.component, used):
             whole = at_hand(tape, value, given, here)
             if whole is not None:
                 used.setdefault(whole, "derivatives of higher order")
-    else:
-        table = Table(cutter, gradients, here, fixed, demands.once, seen)
-        reasons = plan(table, demands)
-        used, _ = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
     saved = [
         SavedValue(v, tape.name_of(v) or inputs[place[v]].name, _reason(user, reasons.get(v)))
         for v, user in used.items()
+    ]
+    ops = [
+        op for i, op in enumerate(tape.ops) if i in runs and op.phase == "forward" and is_random(op.target)
+    ]
+    states = [state_before(op, -1 - k) for k, op in enumerate(ops)]
+    saved += [
+        SavedValue(v, v.name, "so that the same numbers are drawn again", is_state=True) for v in states
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
@@ -95,11 +108,13 @@ def walk_backward(
     boundary: Collection[Value] = (),
     *,
     higher: bool = False,
+    states: Mapping[int, Value] = NO_STATES,
 ) -> tuple[Used, set[int]]:
     """Walks from gradients to the values that they rest on: made `here` (by these ops), or in the boundary.
 
     Returns these values, and the ops that the backward runs. `given` are the symbols that come as numbers;
     any other has to come from the tensor whose size it is. `higher`: derivatives of higher order can be had.
+    `states` go with the random ops that run again.
     """
     tape = cutter.tape
     tangents = {v for t in gradients.tangents if t is not None for v in values_of(t)}
@@ -128,6 +143,8 @@ def walk_backward(
             runs.add(value.op)
             op = tape.ops[value.op]
             stack.extend((v, op.name) for v in op.uses)
+            if value.op in states:
+                used.setdefault(states[value.op], op.name)
             for symbol in cutter.made_numbers((op.args, op.kwargs)) - sized:
                 sized.add(symbol)
                 if symbol not in given:

@@ -70,7 +70,7 @@ def _partition(
         [*saved.ports, *tangents],
         [(Slot(), g) for g in grads],
         {"backward 1"},
-        again=demands.cuts,
+        late=demands.cuts,
     )
     mode = mode_of(example_inputs(joint_module))
     return module_of(ahead, mode), module_of(behind, mode)

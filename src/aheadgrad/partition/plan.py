@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aheadgrad.options import Options
-from aheadgrad.partition.min_cut import Network, Rules
+from aheadgrad.partition.budget import within
+from aheadgrad.partition.min_cut import Cut, Network, Rules
 from aheadgrad.partition.peak import peak_of_backward
 from aheadgrad.partition.table import Table
 from aheadgrad.program.slots import Slot, Tangent
@@ -16,6 +17,7 @@ from aheadgrad.torchlayer.subclasses import values_of
 
 _STRICT = Rules()
 _LESS = (Rules(Kind.SWEEPS, for_kernels=True), Rules(Kind.SWEEPS, for_kernels=True, across=0), _STRICT)
+_ANYTHING = Rules(Kind.RANDOM, for_kernels=True, across=1 << 30)
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,19 @@ def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
     """The values to save, each with the reason why it is not computed again."""
     rules = _LESS if demands.less else (_STRICT,)
     candidates = [Network(table, r).solve() for r in rules]
-    saved = candidates[0]
+    cut = candidates[0]
     if len(candidates) > 1:
-        saved = min(candidates, key=lambda found: (simulated_peak(table, found), bytes_of(found)))
-    return {v: table.why_kept(v.op) for v in saved if v.op is not None}
+        cut = min(candidates, key=lambda found: (simulated_peak(table, found), found.bytes))
+    if demands.budget is not None and demands.budget < 1:
+        cut = within(Network(table, _ANYTHING), demands.budget * cut.bytes)
+    return {v: table.why_kept(v.op) for v in cut.saved if v.op is not None}
 
 
-def bytes_of(saved: set[Value]) -> int:
-    return sum(v.type.bytes for v in saved)
-
-
-def simulated_peak(table: Table, saved: set[Value]) -> int:
-    """The memory that the backward takes at its worst moment if these are saved."""
+def simulated_peak(table: Table, cut: Cut) -> int:
+    """The memory that the backward takes at its worst moment with this cut."""
     inputs = {v for op in table.ops for v in op.uses if v.op is None and v not in table.tangents}
-    ports = [Port(Slot(), v, f"saved_{k}") for k, v in enumerate((*saved, *inputs))]
+    ports = [Port(Slot(), v, f"saved_{k}") for k, v in enumerate((*cut.saved, *inputs))]
     ports += [Port(Tangent(Slot()), v, f"tangent_{k}") for k, v in enumerate(table.tangents)]
     results = [(Slot(), v) for g in table.gradients.grads for v in values_of(g) if type(v) is Value]
-    program = table.cutter.cut("backward", ports, results, {table.gradients.phase}, again=True)
-    return peak_of_backward(program, (*saved, *table.tangents))
+    program = table.cutter.cut("backward", ports, results, {table.gradients.phase}, late=True)
+    return peak_of_backward(program, (*cut.saved, *table.tangents))

@@ -43,6 +43,9 @@ class Table:
         for made in self.cutter.tape.makers.values():
             for i in made:
                 found[i] = Kind.NEVER  # a size that values decide
+        for i, op in enumerate(self.ops):
+            if found[i] is Kind.RANDOM and op.kwargs.get("generator") is not None:
+                found[i] = Kind.NEVER  # it has a generator of its own
         for i in self.fixed:
             found[i] = Kind.NEVER
         return found
@@ -72,6 +75,24 @@ class Table:
         op = self.ops[i]
         args, out = map_leaves(op.args, _size), map_leaves(op.out, _size)
         return flops_of(op.target, args, map_leaves(op.kwargs, _size), out)
+
+    @cached_property
+    def again(self) -> set[int]:
+        """The ops that their author wants to run again."""
+        regions = ((i, op) for i, op in enumerate(self.ops) if op.region and op.phase == "forward")
+        return {i for i, op in regions if not op.region.saves and self.kinds[i] is not Kind.NEVER}  # type: ignore[union-attr]
+
+    @cached_property
+    def outside(self) -> set[Value]:
+        """Roots of such ops that others than their own region read in the backward: regions end there."""
+        found: set[Value] = set()
+        for i, op in enumerate(self.ops) if self.again else ():
+            if op.phase != self.gradients.phase and i not in self.again:
+                continue
+            for root in self.reads(op):
+                if root.op in self.again and _other_region(self.ops[root.op], op):
+                    found.add(root)
+        return found
 
     @cached_property
     def avoided(self) -> set[Value]:
@@ -126,6 +147,11 @@ class Table:
     def why_kept(self, i: int) -> str:
         """Why the results of an op are not computed again."""
         return _REASONS.get(self.kinds[i], "less to keep than to compute again")
+
+
+def _other_region(made: Op, used: Op) -> bool:
+    assert made.region is not None
+    return used.region is None or used.region.number != made.region.number
 
 
 def _size(leaf: Any) -> Any:

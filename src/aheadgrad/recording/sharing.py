@@ -157,7 +157,7 @@ def _remembers_version(t: Tensor) -> bool:
 def check_reshapes(forward: Forward) -> None:
     """A view that changed its shape must not be used after its memory has changed, nor leave so."""
     session = forward.session
-    leaving = [v for v in forward.outputs if isinstance(v, Tensor)]
+    leaving = [v for v in forward.outputs if isinstance(v, Tensor)] + [m.seen for m in session.members]
     ledger = session.ledger
     if ledger.has_reshapes and (ledger.doubted or any(map(ledger.in_doubt, leaving))):
         raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")

@@ -47,7 +47,8 @@ def assemble(a: Assembly) -> Assembled:
     script = Script("entry", a.names)
     params = [f"p{i}" for i in range(a.inputs)]
     for name in a.used_before:
-        script.line(f"used_{name} = {script.names.name(history_now, 'history_now')}({name})")
+        now = script.names.name(history_now, "history_now")
+        script.line(f"used_{name} = {now}({name}.requires_grad_())")  # a leaf, if only from now on
     if any(node.direct for node in a.nodes):
         _direct_section(script, a, params)
     else:
