@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.trace import tensors_among
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.control_flow import auto_functionalized
@@ -21,12 +21,12 @@ from aheadgrad.torchlayer.subclasses import is_foreign
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
-_OWN = ("aten", "prim", "prims", "inductor")
+_TORCHS_NAMESPACES = ("aten", "prim", "prims", "inductor")
 
 
 def changes_arguments(func: Any) -> bool:
     """Is this a custom op that writes to an argument?"""
-    custom = isinstance(func, OpOverload) and func.namespace not in _OWN
+    custom = isinstance(func, OpOverload) and func.namespace not in _TORCHS_NAMESPACES
     return custom and is_mutable(func) and not is_composite(func)
 
 

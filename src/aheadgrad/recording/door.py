@@ -13,8 +13,8 @@ from aheadgrad.program.slots import Between
 from aheadgrad.program.values import Value
 from aheadgrad.recording.borders import with_sizes
 from aheadgrad.recording.forward import explained
-from aheadgrad.recording.handing import record_handing
 from aheadgrad.recording.levels import lower_gradients, lower_next
+from aheadgrad.recording.meeting import record_handing
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial

@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts, PartFacts, Reshape
 from aheadgrad.recording.entrances import Entrance, Member
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, version

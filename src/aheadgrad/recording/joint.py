@@ -18,7 +18,7 @@ from aheadgrad.recording.any_size import for_any_size
 from aheadgrad.recording.borders import expected_tangent, tangent_like
 from aheadgrad.recording.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.recording.exits import Exit, GrownView
-from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
@@ -73,7 +73,7 @@ class Joint:
         self.session = session
         self.exits = list(exits)  # and the passages between components
         self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
-        self.inner: list[Any] = []  # edges where other backwards may come in (`handing`)
+        self.inner: list[Any] = []  # edges where other backwards may come in (`meeting`)
         self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 
     def expected_pattern(self, component: Component) -> Pattern:
@@ -130,7 +130,7 @@ class Joint:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
-        leaves = _places(component, wanted)
+        leaves = _leaves_of(component, wanted)
         try:
             with session.running(), session.ledger.undisguised(), autocast_as(state):
                 tangents, wrapped = self._tangents(component, pattern)
@@ -178,7 +178,7 @@ class Joint:
         return values, wrapped
 
 
-def _places(component: Component, wanted: Wanted) -> list[Any]:
+def _leaves_of(component: Component, wanted: Wanted) -> list[Any]:
     """Where a backward is to go."""
     if wanted is None:
         return [t.place for t in component.targets] + component.other_leaves

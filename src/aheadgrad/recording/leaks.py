@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from aheadgrad.program.values import Origin
-from aheadgrad.recording.trace import Trace
+from aheadgrad.recording.records import Trace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.references import references
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.recording.entrances import Entrance, Member
-from aheadgrad.recording.layouts import geometry_of, restore
-from aheadgrad.recording.trace import tensors_among
+from aheadgrad.recording.geometry import geometry_of, restore
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of, is_view, version

@@ -2,7 +2,7 @@
 
 - A real tensor that the user's code reaches (a global, a module's attribute, an optimizer's state)
   becomes a hidden input: its value is read at each call and gradients reach it.
-- An in-place op keeps the strides of what it writes to, as in eager (`layouts`).
+- An in-place op keeps the strides of what it writes to, as in eager (`ledger`).
 - Asking for a tensor's value in Python cannot be recorded and raises an error that says so.
 """
 
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
-from aheadgrad.recording import layouts
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
+from aheadgrad.recording.geometry import flattest
 from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
+from aheadgrad.recording.known_values import Unknown
 from aheadgrad.recording.ledger import InPlace, Written
 from aheadgrad.recording.overlaps import check_casts, check_memory, last_write
 from aheadgrad.recording.recorder import LIFT_FRESH
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.recording.refusals import (
     check_bounds,
     check_leaf_view,
@@ -29,8 +31,6 @@ from aheadgrad.recording.refusals import (
 )
 from aheadgrad.recording.reshaping import OUT_OF_PLACE, reshape
 from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
-from aheadgrad.recording.trace import tensors_among
-from aheadgrad.recording.values import Unknown
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
@@ -256,7 +256,7 @@ class Lift(TorchFunctionMode):
                 raise FallbackError("the .data of a tensor is set (copy into it instead)")
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):
-            flat, place = layouts.flattest(args[0]), _explicit_offset(*args, **kwargs)
+            flat, place = flattest(args[0]), _explicit_offset(*args, **kwargs)
             if flat is not args[0]:
                 check_reach(args[0], *place)
             args, kwargs = (flat, *place), {}

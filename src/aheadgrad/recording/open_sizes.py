@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.trace import Record
+from aheadgrad.recording.records import Record
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fake import quiet_logs

@@ -31,7 +31,7 @@ from aheadgrad.facts.facts import (
     ViewOf,
 )
 from aheadgrad.recording.forward import Forward
-from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.ledger import Line
 from aheadgrad.recording.recipes import recipe
 from aheadgrad.torchlayer import functional

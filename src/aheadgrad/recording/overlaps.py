@@ -12,8 +12,8 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
-from aheadgrad.recording.layouts import geometry_of
-from aheadgrad.recording.trace import Record
+from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.records import Record
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import typical, typical_sizes, typical_strides

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Recipe, Step
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.ledger import InPlace
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.overlaps import addresses, is_dense
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree

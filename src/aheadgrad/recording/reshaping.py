@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.layouts import flattest
+from aheadgrad.recording.geometry import flattest
 from aheadgrad.recording.ledger import Ledger, Line
 from aheadgrad.recording.refusals import check_reach
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view

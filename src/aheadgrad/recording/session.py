@@ -20,14 +20,14 @@ from aheadgrad.program.slots import ClosedOver, Slot, UserInput
 from aheadgrad.recording.borders import enter_subclass
 from aheadgrad.recording.entrances import Entrance, Member, make_entrance
 from aheadgrad.recording.environment import Ambient, tracing
+from aheadgrad.recording.known_values import Values
 from aheadgrad.recording.leaks import Handed
 from aheadgrad.recording.ledger import Ledger
 from aheadgrad.recording.lift import Lift
 from aheadgrad.recording.limits import Limits
 from aheadgrad.recording.open_sizes import OpenSizes
 from aheadgrad.recording.recorder import Recorder
-from aheadgrad.recording.trace import Trace
-from aheadgrad.recording.values import Values
+from aheadgrad.recording.records import Trace
 from aheadgrad.recording.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.report.origins import is_users
 from aheadgrad.torchlayer import functional, random

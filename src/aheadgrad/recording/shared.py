@@ -15,7 +15,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.recording.entrances import Enter, Member
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.overlaps import is_dense
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta, version
 

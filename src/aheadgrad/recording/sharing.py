@@ -16,8 +16,8 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.program.slots import ClosedOver
 from aheadgrad.recording.forward import Call, Forward, SharedGroup
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.input_facts import input_facts
-from aheadgrad.recording.layouts import geometry_of
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared import is_flat, whole_storage
 from aheadgrad.torchlayer import functional

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, FallbackError
-from aheadgrad.recording.layouts import geometry_of, restore
+from aheadgrad.recording.geometry import geometry_of, restore
 from aheadgrad.recording.ledger import ViewCall
 from aheadgrad.recording.overlaps import check_memory
 from aheadgrad.recording.recorder import Recorder

@@ -26,7 +26,7 @@ from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.differentiable import Higher
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.node import Direct, make_node
-from aheadgrad.runtime.saved import SavedNames
+from aheadgrad.runtime.saved_names import SavedNames
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op

@@ -23,7 +23,7 @@ from aheadgrad.torchlayer.kernels import for_real
 from aheadgrad.torchlayer.symbols import constant_of, is_symbolic
 
 if TYPE_CHECKING:
-    from aheadgrad.recording.trace import Record, Trace
+    from aheadgrad.recording.records import Record, Trace
 
 _LARGEST = 1 << 16  # elements of a constant that is worth computing
 
