@@ -22,7 +22,7 @@ OTHERS := .venv-ecosystem
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types unit test-ops test-hf test-gpu test-ecosystem fuzz bench bench-gpu size clean
+.PHONY: help env demo test lint types unit test-ops test-hf test-more test-gpu test-ecosystem fuzz bench bench-gpu size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (
 
 test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
+
+test-more: $(STAMP)  ## the longer sweeps of the same kinds of programs that `make test` has some of (minutes)
+	$(BIN)/python -m pytest -n $(JOBS) -q --ignore tests/hf -m zoo
 
 test-gpu: $(STAMP)  ## what is tested on a GPU, where there is one
 	$(BIN)/python -m pytest -q tests/gpu

@@ -8,6 +8,7 @@ docs/differences.md) has to go.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import pytest
 from aheadgrad.frontends import dynamo as frontend
 from aheadgrad.frontends import flat
 from aheadgrad.frontends.compiled import Described
+
+# Thousands of tests in one process make a million objects, and looking through all of them again and again
+# takes a good part of the time. Tests that are about garbage collect it themselves.
+gc.set_threshold(20_000, 20, 50)
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 

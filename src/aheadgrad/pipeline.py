@@ -37,7 +37,7 @@ from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
-from aheadgrad.program.layouts import serves
+from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call

@@ -15,7 +15,7 @@ CHUNK = 50
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_dense_programs(first: int) -> None:
     settings = Settings(dense=True)
-    compiler = load_compiler("trace")
+    compiler = load_compiler("trace", {})
     for seed in range(first, first + CHUNK):
         found = check(generate_dense(seed), settings, compiler).disagreements
         assert not found, f"seed {seed}: {found[0]}"

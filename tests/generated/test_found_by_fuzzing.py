@@ -328,3 +328,12 @@ def test_an_index_is_looked_at_before_the_leaf() -> None:
         return [x], (x.view_as(x),)
 
     check(f, given)
+
+
+def test_a_shape_is_returned_beside_what_is_saved() -> None:
+    """What may be given away was looked for among all results, and a shape is none."""
+
+    def f(a: Tensor) -> Any:
+        return a.sin(), a.shape
+
+    check(f, matrix)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import aheadgrad
 from aheadgrad.errors import FallbackError
-from aheadgrad.testing import Inputs, assert_same
+from aheadgrad.testing import Inputs, assert_same, two
 
 from .given import Given, check, matrix, plain, vector, with_history
 
@@ -215,3 +215,33 @@ def test_history_of_a_view_is_made_anew_after_a_later_write(first: Any, later: A
         first(t, t)
 
     assert outcome(aheadgrad.compile(fn, fallback="error", frontend=frontend)) == outcome(fn)
+
+
+def test_a_leaf_made_inside_changes_its_shape_out_of_sight() -> None:
+    """Gradients of what was computed before came with the old shape, and were refused."""
+
+    def f(a: Tensor) -> Any:
+        a.requires_grad_()
+        out = a * 2
+        with torch.no_grad():
+            a.unsqueeze_(0)
+        return out
+
+    check(f, plain)
+
+
+def test_a_view_that_is_a_subclass_changes_its_shape_and_its_base_is_written() -> None:
+    """Eager makes the history of the view again, for the wrong shape; compiled gave a gradient."""
+
+    def make() -> Inputs:
+        leaf = two.tensor([[0.5, -1.0], [1.5, 0.3], [0.9, -0.4]], requires_grad=True)
+        base = leaf * 1
+        return Inputs(args=(base.t()[:, ::2], base), leaves=[leaf])
+
+    def f(view: Tensor, base: Tensor) -> Tensor:
+        view.t_()
+        base.add_(1.5)
+        return base * 2
+
+    with pytest.raises(FallbackError, match="changes its shape"):
+        aheadgrad.compile(f, fallback="error", frontend="trace")(*make().args)

@@ -156,7 +156,6 @@ SEEING = {
         num_heads=[2, 2],
         window_size=4,
         batch=large,
-        fast=True,
     ),
     "swinv2": sees(
         "Swinv2",
@@ -252,7 +251,6 @@ HEARING = {
             )
         ),
         spectrum,
-        fast=True,
     ),
     "speech_to_text": Case(
         lambda: hf.Speech2TextForConditionalGeneration(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
 from aheadgrad.emit.calls import callee
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import (
@@ -26,15 +26,11 @@ from aheadgrad.facts.facts import (
     ViewOf,
 )
 from aheadgrad.program.slots import UserOutput, ViewBase
-from aheadgrad.torchlayer.autograd import set_creation_meta, set_grad_enabled, set_version
+from aheadgrad.torchlayer.autograd import set_creation_meta, set_version
 
 # A stale view was made at another version of its base than the present one. Made at a version far
 # ahead, it stays stale however often the caller writes.
 _LONG_AGO = 1_000_000
-
-
-def any_views(a: Assembly) -> bool:
-    return bool(a.facts.roots)
 
 
 def expressions(a: Assembly) -> list[str]:
@@ -60,7 +56,7 @@ def _expression(a: Assembly, j: int) -> str:
 
 
 def _position(a: Assembly, slot: UserOutput | ViewBase) -> int:
-    return next(i for i, e in enumerate(a.exits) if e.slot == slot)
+    return next(i for i, e in enumerate(a.joint.leaving) if e.slot == slot)
 
 
 def root_name(a: Assembly, r: int) -> str:
@@ -160,28 +156,21 @@ def _emit_ahead(script: Script, a: Assembly, r: int, recipe: Recipe) -> None:
     root, base = a.facts.roots[r], root_name(a, r)
     while isinstance(root, AliasRoot):
         root = a.facts.roots[root.of]
-    if moved and not a.inference and isinstance(root, InputRoot):
-        counter = script.names.name(set_version, "set_version")
-        script.line(f"{counter}({base}, {base}._version - {moved})")
+    if not a.inference and isinstance(root, InputRoot):
+        emit_bump(script, base, -moved)
 
 
 def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
     base = root_name(a, fact.root)
-    set_grad = script.names.name(set_grad_enabled, "set_grad")
-    bump = script.names.name(set_version, "set_version") if fact.stale and not a.inference else None
-    if bump:
-        script.line(f"{bump}({base}, {base}._version + {_LONG_AGO})")
-    if fact.without_grad and not a.inference:
-        script.line(f"{set_grad}(False)")
-    _emit_ahead(script, a, fact.root, fact.recipe)
-    script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
-    if fact.without_grad and not a.inference:
-        script.line(f"{set_grad}(True)")
+    ago = _LONG_AGO if fact.stale and not a.inference else 0
+    emit_bump(script, base, ago)
+    with without_grad(script, when=fact.without_grad and not a.inference):
+        _emit_ahead(script, a, fact.root, fact.recipe)
+        script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
     if fact.creation is not None:
         flag = script.names.name(fact.creation, "creation_flag")
         script.line(f"{script.names.name(set_creation_meta, 'set_creation_meta')}(out{j}, {flag})")
-    if bump:
-        script.line(f"{bump}({base}, {base}._version - {_LONG_AGO})")
+    emit_bump(script, base, -ago)
 
 
 def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, Any]) -> str:
@@ -206,13 +195,9 @@ def _grow_shared(script: Script, base: str, fact: ViewOf, shared: dict[Any, Any]
 
 def _grow_stepwise(script: Script, base: str, recipe: Recipe) -> str:
     """One line per view, each under the grad mode it was first made in."""
-    set_grad = script.names.name(set_grad_enabled, "set_grad")
     for step in recipe.steps:
-        if step.without_grad:
-            script.line(f"{set_grad}(False)")
-        script.line(f"grown = {_grow(script, base, Recipe((step,)))}")
-        if step.without_grad:
-            script.line(f"{set_grad}(True)")
+        with without_grad(script, when=step.without_grad):
+            script.line(f"grown = {_grow(script, base, Recipe((step,)))}")
         base = "grown"
     return base
 

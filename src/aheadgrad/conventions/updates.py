@@ -8,32 +8,21 @@ counter moves as far as it did in the recorded run.
 from __future__ import annotations
 
 from aheadgrad.conventions import wholes
-from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import Geometry, InputFacts
-from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
-
-
-def _exit_of(a: Assembly, fact: InputFacts) -> str | None:
-    """The name of the forward's result that holds an input's new value."""
-    wanted = a.updated.get(fact.index)
-    return None if wanted is None else f"r{wanted}"
-
-
-def any_tracked(a: Assembly) -> bool:
-    return any(f.history_changed for f in a.facts.inputs)
 
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
     wholes.emit_parts(script, a)
     for fact in a.facts.inputs:
-        if fact.index in a.in_graph_updates and fact.adopts is not None:
+        if fact.index in a.joint.in_graph and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
-            _emit_adoption(script, a, fact, a.input_names[fact.index], None)
-            _emit_bump(script, a.input_names[fact.index], -1 if not a.inference else 0)
-        if fact.index in a.in_graph_updates or fact.history_changed or fact.history_dropped:
+            _emit_adoption(script, a, fact, a.input_names[fact.index], "")
+            emit_bump(script, a.input_names[fact.index], -1 if not a.inference else 0)
+        if fact.index in a.joint.in_graph or fact.history_changed or fact.history_dropped:
             continue
         _emit_update(script, a, fact)
 
@@ -50,23 +39,23 @@ def emit_tracked(script: Script, a: Assembly) -> None:
 
 
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
-    new = _exit_of(a, fact)
+    new = f"r{a.joint.updated.get(fact.index)}"
     target = a.input_names[fact.index]
     if fact.parts is not None:
         # First, as autograd remembers at which version it made a view's history.
         by = 0 if a.inference else fact.version_bumps - wholes.own_bumps(fact)
         if by > 0 or fact.index < 0:
-            _emit_bump(script, target, by)
+            emit_bump(script, target, by)
         wholes.emit_history(script, a, fact)
         if by < 0 and fact.index >= 0:
-            _emit_bump(script, target, by)
+            emit_bump(script, target, by)
         return
     own = _own_bumps(fact)
     shared = fact.index < 0 and not fact.version_bumps  # a counter that has moved already, for another tensor
     ahead = shared or (fact.index >= 0 and fact.history_changed and fact.version_bumps)
     by = 0 if a.inference else -own if ahead else fact.version_bumps - own
     first = shared or fact.version_bumps >= own  # as above; but no counter may go below zero
-    _emit_bump(script, target, by if first else 0)
+    emit_bump(script, target, by if first else 0)
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)
     elif fact.geometry is not None:
@@ -76,19 +65,13 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if fact.final_bytes is not None:
         resize = script.names.name(RESIZE_STORAGE, "resize_storage")
         script.line(f"{resize}({target}, {fact.final_bytes})")
-    _emit_bump(script, target, 0 if first else by)
+    emit_bump(script, target, 0 if first else by)
 
 
-def _emit_bump(script: Script, target: str, by: int) -> None:
-    if by:
-        name = script.names.name(set_version, "set_version")
-        script.line(f"{name}({target}, {target}._version {'+' if by > 0 else '-'} {abs(by)})")
-
-
-def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, new: str | None) -> None:
+def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, new: str) -> None:
     """`x.set_(y)`: x takes over the memory of another input, or of a tensor made inside."""
     if fact.old_memory_changed:
-        script.line(f"{target}.detach().copy_(r{a.old_memory[fact.index]})")
+        script.line(f"{target}.detach().copy_(r{a.joint.old_memory[fact.index]})")
     if fact.adopts is None:
         source = f"{new}.detach()"
     else:
@@ -96,12 +79,7 @@ def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, n
         assert g is not None
         source = f"{a.input_names[fact.adopts]}.untyped_storage(), "
         source += ", ".join(script.names.literal(part) for part in (g.offset, g.size, g.stride))
-    if fact.history_changed:
-        set_grad = script.names.name(set_grad_enabled, "set_grad")
-        script.line(f"{set_grad}(False)")
-        script.line(f"{target}.set_({source})")
-        script.line(f"{set_grad}(True)")
-    else:
+    with without_grad(script, when=fact.history_changed):
         script.line(f"{target}.set_({source})")
 
 
@@ -117,10 +95,10 @@ def emit_versions(script: Script, a: Assembly) -> None:
     if a.inference:
         return
     for fact in a.facts.inputs:
-        if fact.index in a.in_graph_updates:
-            _emit_bump(script, a.input_names[fact.index], fact.version_bumps - 1)  # one is the graph's
+        if fact.index in a.joint.in_graph:
+            emit_bump(script, a.input_names[fact.index], fact.version_bumps - 1)  # one is the graph's
         elif fact.index >= 0 and fact.history_changed and fact.parts is None:
-            _emit_bump(script, a.input_names[fact.index], fact.version_bumps)
+            emit_bump(script, a.input_names[fact.index], fact.version_bumps)
 
 
 def emit_watches(script: Script, a: Assembly) -> None:

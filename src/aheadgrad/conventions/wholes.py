@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
-from aheadgrad.conventions.assembly import Assembly
+from aheadgrad.conventions.assembly import Assembly, without_grad
 from aheadgrad.emit.makers import maker
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.joint.level import Gradients, Joint, is_handed_out
 from aheadgrad.program.values import Value
-from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version, version
+from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
@@ -194,8 +194,8 @@ def _emit_writes(script: Script, a: Assembly, fact: InputFacts) -> None:
     assert fact.parts is not None
     if not fact.parts.changed and not fact.parts.exchanged:
         return
-    position = a.updated[fact.index]
-    for k, path in enumerate(a.exits[position].value.form.paths(a.input_names[fact.index])):
+    position = a.joint.updated[fact.index]
+    for k, path in enumerate(a.joint.leaving[position].value.form.paths(a.input_names[fact.index])):
         if k in fact.parts.changed:
             script.line(f"{script.names.name(write_part, 'write_part')}({path}, r{position}_{k})")
         elif k in fact.parts.exchanged:
@@ -209,11 +209,8 @@ def emit_reshapes(script: Script, fact: InputFacts, name: str) -> None:
     for call in fact.parts.reshapes:
         args = [name, *map(literal, call.args), *(f"{k}={literal(v)}" for k, v in call.kwargs.items())]
         function = script.names.name(call.function, call.function.__name__)
-        if not call.with_grad and fact.history_changed:
-            script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}(False)")
-        script.line(f"{function}({', '.join(args)})")
-        if not call.with_grad and fact.history_changed:
-            script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}(True)")
+        with without_grad(script, when=not call.with_grad and fact.history_changed):
+            script.line(f"{function}({', '.join(args)})")
 
 
 def own_bumps(fact: InputFacts) -> int:
@@ -233,7 +230,7 @@ def emit_history(script: Script, a: Assembly, fact: InputFacts) -> None:
         _emit_writes(script, a, fact)
     if fact.data_changed:
         copy = script.names.name(silent_copy, "silent_copy")
-        script.line(f"{copy}({name}, r{a.updated[fact.index]})")
+        script.line(f"{copy}({name}, r{a.joint.updated[fact.index]})")
 
 
 def write_part(part: Tensor, new: Tensor) -> None:

@@ -7,52 +7,26 @@ C++ is called, without the Python around it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from aheadgrad.torchlayer.dispatch import without_frame
 
-_T = torch.Tensor
-aten = torch.ops.aten
-
+# Known by the same name there, as functions or as methods.
+_FUNCTIONS = """
+    mul.Tensor add.Tensor sub.Tensor div.Tensor rsub.Scalar pow.Tensor_Scalar neg.default exp.default
+    log.default tanh.default sigmoid.default sin.default cos.default relu.default sqrt.default
+    rsqrt.default reciprocal.default abs.default mm.default bmm.default addmm.default t.default
+    transpose.int permute.default unsqueeze.default select.int cat.default sum.default sum.dim_IntList
+    where.self zeros_like.default ones_like.default clone.default
+"""
+_METHODS = "view.default expand.default detach.default"
 FAST: dict[Any, Callable[..., Any]] = {
-    aten.mul.Tensor: torch.mul,
-    aten.rsub.Scalar: torch.rsub,
-    aten.pow.Tensor_Scalar: torch.pow,
-    aten.add.Tensor: torch.add,
-    aten.sub.Tensor: torch.sub,
-    aten.div.Tensor: torch.div,
-    aten.neg.default: torch.neg,
-    aten.exp.default: torch.exp,
-    aten.log.default: torch.log,
-    aten.tanh.default: torch.tanh,
-    aten.sigmoid.default: torch.sigmoid,
-    aten.sin.default: torch.sin,
-    aten.cos.default: torch.cos,
-    aten.relu.default: torch.relu,
-    aten.sqrt.default: torch.sqrt,
-    aten.rsqrt.default: torch.rsqrt,
-    aten.reciprocal.default: torch.reciprocal,
-    aten.abs.default: torch.abs,
-    aten.mm.default: torch.mm,
-    aten.bmm.default: torch.bmm,
-    aten.addmm.default: torch.addmm,
-    aten.t.default: torch.t,
-    aten.transpose.int: torch.transpose,
-    aten.permute.default: torch.permute,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.select.int: torch.select,
-    aten.view.default: _T.view,
-    aten.expand.default: _T.expand,
-    aten.detach.default: _T.detach,
-    aten.cat.default: torch.cat,
-    aten.sum.default: torch.sum,
-    aten.sum.dim_IntList: torch.sum,
-    aten.where.self: torch.where,
-    aten.zeros_like.default: torch.zeros_like,
-    aten.ones_like.default: torch.ones_like,
-    aten.clone.default: torch.clone,
+    attrgetter(op)(torch.ops.aten): getattr(owner, op.partition(".")[0])
+    for owner, ops in ((torch, _FUNCTIONS), (torch.Tensor, _METHODS))
+    for op in ops.split()
 }
 
 

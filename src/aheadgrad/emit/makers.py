@@ -22,7 +22,7 @@ from aheadgrad.torchlayer.dispatch import TorchDispatchMode
 from aheadgrad.torchlayer.subclasses import Form, Plain, build, dispatch_keys, make_wrapper
 
 _SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size)
-_LOOKS: tuple[Callable[[Tensor], Any], ...] = (
+_SEEN_FROM_OUTSIDE: tuple[Callable[[Tensor], Any], ...] = (
     lambda t: t.size(),
     lambda t: t.stride(),
     lambda t: t.storage_offset(),
@@ -136,4 +136,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
         return False
     if any(x is not y and x != y for x, y in ((vars(a)[n], vars(b)[n]) for n in vars(a))):
         return False
-    return all(look(a) == look(b) for look in _LOOKS)
+    return all(look(a) == look(b) for look in _SEEN_FROM_OUTSIDE)

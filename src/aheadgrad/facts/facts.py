@@ -216,18 +216,13 @@ OutputFacts = Constant | TheInput | SameAs | Fresh | IsRoot | ViewOf | FunctionV
 
 
 @dataclass(frozen=True)
-class Ambient:
-    """Modes that the function left changed."""
-
-    grad_mode_after: bool | None = None
-
-
-@dataclass(frozen=True)
 class Facts:
+    """What happened in a run; `grad_mode_after` if the function left grad mode changed."""
+
     inputs: tuple[InputFacts, ...]
     outputs: tuple[OutputFacts, ...]
     roots: tuple[Root, ...]
-    ambient: Ambient
+    grad_mode_after: bool | None = None
 
     def input(self, index: int) -> InputFacts | None:
         return next((f for f in self.inputs if f.index == index), None)

@@ -17,9 +17,19 @@ import torch
 from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, InputFacts, IsRoot, TheInput
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
-from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Gradient, NoGradient, Signature, Slot, Tangent, UserOutput, ViewBase
+from aheadgrad.program.slots import (
+    Gradient,
+    NoGradient,
+    OldMemory,
+    Signature,
+    Slot,
+    Tangent,
+    UpdatedInput,
+    UserOutput,
+    ViewBase,
+    opened,
+)
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, Write, Written
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -214,6 +224,21 @@ class Joint(Level):
             Port(slot, value, f"primals_{i}", type(value) is Value and value in fixed)
             for i, (slot, value) in enumerate(self.inputs, start=1)
         ]
+
+    @cached_property
+    def updated(self) -> dict[int, int]:
+        """By index of an input that the call updates: the exit with its new value."""
+        changed = (f.index for f in self.facts.inputs if f.index not in self.in_graph and f.is_updated)
+        return self._exits_of(changed, UpdatedInput)
+
+    @cached_property
+    def old_memory(self) -> dict[int, int]:
+        """By index of an input: the exit with what its former memory holds now."""
+        return self._exits_of((f.index for f in self.facts.inputs if f.old_memory_changed), OldMemory)
+
+    def _exits_of(self, inputs: Iterable[int], kind: type[Slot]) -> dict[int, int]:
+        positions = [i for i, e in enumerate(self.leaving) if isinstance(e.slot, kind)]
+        return dict(zip(inputs, positions, strict=True))
 
     @property
     def has_scalars(self) -> bool:

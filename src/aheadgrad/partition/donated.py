@@ -9,7 +9,7 @@ from collections import Counter
 
 from aheadgrad.joint.level import Joint
 from aheadgrad.partition.saved import Split
-from aheadgrad.program.opened import opened
+from aheadgrad.program.slots import opened
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.dispatch import OpOverload
 
@@ -23,7 +23,10 @@ def donated(joint: Joint, parts: Split) -> frozenset[Value]:
     tape = joint.tape
     saved = [s.value for kept in parts.saved for s in kept.tensors]
     held = Counter(map(tape.view_source, saved))
-    held.update(tape.view_source(value) for _, value in opened((e.slot, e.value) for e in joint.leaving))
+    leaving = [
+        v for _, v in opened((e.slot, e.value) for e in joint.leaving) if type(v) is Value
+    ]  # no shapes
+    held.update(map(tape.view_source, leaving))
     found = set()
     for value in saved:
         op = tape.of(value)

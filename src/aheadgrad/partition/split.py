@@ -17,9 +17,8 @@ from aheadgrad.partition.saved import SavedSet, SavedValue, Split
 from aheadgrad.partition.table import Table
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Sizes, same_views
-from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Between, Tangent
+from aheadgrad.program.slots import Between, Tangent, opened
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.fake import FakeTensorMode

@@ -1,6 +1,6 @@
 """Values that the trace puts at an offset in memory, in a program that does not care where they are.
 
-After `x.mul_(2)` the trace gives an input its offset back (see `recording/layouts`): in a room of everything
+After `x.mul_(2)` the trace gives an input its offset back (see `recording/ledger`): in a room of everything
 before it,
 
     as_strided(as_strided_scatter(empty(room), mul, size, stride, offset), size, stride, offset)

@@ -7,15 +7,22 @@ A program never says "outputs 2 to 4 are updated inputs"; it carries one slot pe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from aheadgrad.torchlayer.subclasses import Bundle
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Common base; `describe()` is what people read."""
+    """Common base; `describe()` is what people read, made from the `text` of a kind and its fields."""
+
+    text: ClassVar[str] = "a value"
 
     def describe(self) -> str:
-        return type(self).__name__
+        words = {k: v.describe() if isinstance(v, Slot) else v for k, v in vars(self).items()}
+        return self.text.format(**words)
 
 
 # ---- inputs ---------------------------------------------------------------------------------
@@ -23,54 +30,42 @@ class Slot:
 
 @dataclass(frozen=True)
 class Parameter(Slot):
+    text = "parameter {name}"
     name: str
-
-    def describe(self) -> str:
-        return f"parameter {self.name}"
 
 
 @dataclass(frozen=True)
 class Buffer(Slot):
+    text = "buffer {name}"
     name: str
-
-    def describe(self) -> str:
-        return f"buffer {self.name}"
 
 
 @dataclass(frozen=True)
 class UserInput(Slot):
+    text = "input {path}"
     path: str
-
-    def describe(self) -> str:
-        return f"input {self.path}"
 
 
 @dataclass(frozen=True)
 class ClosedOver(Slot):
     """A tensor that the function reached without being given it."""
 
+    text = "closed-over tensor {what}"
     what: str
-
-    def describe(self) -> str:
-        return f"closed-over tensor {self.what}"
 
 
 @dataclass(frozen=True)
 class SharedBase(Slot):
     """The common base of inputs that share memory, in place of those inputs."""
 
-    members: tuple[str, ...]
-
-    def describe(self) -> str:
-        return f"base shared by {', '.join(self.members)}"
+    text = "base shared by {members}"
+    members: str
 
 
 @dataclass(frozen=True)
 class Tangent(Slot):
+    text = "tangent of {of}"
     of: Slot
-
-    def describe(self) -> str:
-        return f"tangent of {self.of.describe()}"
 
 
 # ---- outputs --------------------------------------------------------------------------------
@@ -78,66 +73,52 @@ class Tangent(Slot):
 
 @dataclass(frozen=True)
 class UpdatedInput(Slot):
+    text = "new value of {of}"
     of: Slot
-
-    def describe(self) -> str:
-        return f"new value of {self.of.describe()}"
 
 
 @dataclass(frozen=True)
 class OldMemory(Slot):
     """What the memory holds that an input had before `set_` gave it another."""
 
+    text = "new content of the former memory of {of}"
     of: Slot
-
-    def describe(self) -> str:
-        return f"new content of the former memory of {self.of.describe()}"
 
 
 @dataclass(frozen=True)
 class UserOutput(Slot):
+    text = "output {index}"
     index: int
-
-    def describe(self) -> str:
-        return f"output {self.index}"
 
 
 @dataclass(frozen=True)
 class ViewBase(Slot):
     """An intermediate that outputs are views of (or share memory with)."""
 
+    text = "base {index} of output views"
     index: int
-
-    def describe(self) -> str:
-        return f"base {self.index} of output views"
 
 
 @dataclass(frozen=True)
 class Between(Slot):
     """An intermediate at which one backward hands over to another; no result of any program."""
 
+    text = "intermediate {index} between two backwards"
     index: int
-
-    def describe(self) -> str:
-        return f"intermediate {self.index} between two backwards"
 
 
 @dataclass(frozen=True)
 class Gradient(Slot):
+    text = "gradient of {of}"
     of: Slot
-
-    def describe(self) -> str:
-        return f"gradient of {self.of.describe()}"
 
 
 @dataclass(frozen=True)
 class NoGradient(Slot):
     """Stands where an input has no gradient, in graphs that return one per input: always None."""
 
+    text = "no gradient of {of}"
     of: Slot
-
-    def describe(self) -> str:
-        return f"no gradient of {self.of.describe()}"
 
 
 @dataclass(frozen=True)
@@ -163,26 +144,33 @@ class RandomState(Saved):
 class SavedSize(Slot):
     """A number that the forward keeps for the backward."""
 
+    text = "saved size {name}"
     name: str
-
-    def describe(self) -> str:
-        return f"saved size {self.name}"
 
 
 @dataclass(frozen=True)
 class Part(Slot):
     """One of the plain tensors inside a tensor subclass."""
 
+    text = "part {index} of {of}"
     of: Slot
     index: int
-
-    def describe(self) -> str:
-        return f"part {self.index} of {self.of.describe()}"
 
 
 def parts(slot: Slot, count: int) -> list[Slot]:
     """The slots of a value that is taken apart."""
     return [Part(slot, k) for k in range(count)]
+
+
+def opened(values: Iterable[tuple[Slot, Any]]) -> list[tuple[Slot, Any]]:
+    """The same values with tensor subclasses taken apart: programs take and return plain tensors."""
+    found: list[tuple[Slot, Any]] = []
+    for slot, value in values:
+        if type(value) is Bundle:
+            found += zip(parts(slot, len(value.parts)), value.parts, strict=True)
+        else:
+            found.append((slot, value))
+    return found
 
 
 @dataclass(frozen=True)

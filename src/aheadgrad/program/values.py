@@ -13,7 +13,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +22,7 @@ from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import Number, shown_by
 
+T = TypeVar("T")
 Shown = tuple[Any, tuple[Any, ...], Any]
 
 
@@ -154,28 +155,21 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def values_in(value: Any) -> Iterator[Value]:
-    """The values among arguments, in order."""
-    if type(value) is Value:
+def leaves_in(value: Any, kind: type[T]) -> Iterator[T]:
+    """Those of one kind among arguments, at any depth and in order."""
+    if type(value) is kind:
         yield value
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from values_in(v)
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from values_in(v)
+    elif isinstance(value, list | tuple | dict):
+        for v in value.values() if isinstance(value, dict) else value:
+            yield from leaves_in(v, kind)
+
+
+def values_in(value: Any) -> Iterator[Value]:
+    return leaves_in(value, Value)
 
 
 def numbers_in(value: Any) -> Iterator[Number]:
-    """The symbolic numbers among arguments."""
-    if type(value) is Number:
-        yield value
-    elif isinstance(value, list | tuple):
-        for v in value:
-            yield from numbers_in(v)
-    elif isinstance(value, dict):
-        for v in value.values():
-            yield from numbers_in(v)
+    return leaves_in(value, Number)
 
 
 def free_symbols(values: Any) -> set[Any]:

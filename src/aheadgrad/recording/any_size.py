@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from aheadgrad.recording.records import Record
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.trace import Record
 from aheadgrad.torchlayer.assumptions import Assumed
 from aheadgrad.torchlayer.stand_ins import StandIns
 from aheadgrad.torchlayer.symbols import expression, is_symbolic

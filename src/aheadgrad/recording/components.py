@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge
 
 from aheadgrad.program.slots import Between
 from aheadgrad.recording.exits import Exit, GrownView
-from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
 
 Edge = tuple[Any, int]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.control_flow import auto_functionalized
 from aheadgrad.torchlayer.dispatch import OpOverload, is_composite, is_mutable, schema_of
 from aheadgrad.torchlayer.subclasses import is_foreign
@@ -20,12 +21,12 @@ from aheadgrad.torchlayer.subclasses import is_foreign
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
-_OWN = ("aten", "prim", "prims", "inductor")
+_TORCHS_NAMESPACES = ("aten", "prim", "prims", "inductor")
 
 
 def changes_arguments(func: Any) -> bool:
     """Is this a custom op that writes to an argument?"""
-    custom = isinstance(func, OpOverload) and func.namespace not in _OWN
+    custom = isinstance(func, OpOverload) and func.namespace not in _TORCHS_NAMESPACES
     return custom and is_mutable(func) and not is_composite(func)
 
 
@@ -39,8 +40,8 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
     _check(func, given)
     if any(isinstance(given[name], list | tuple) for name in written):
         raise FallbackError(f"{func} changes a list of tensors")
-    changed = [t for name in given if name in written for t in _tensors(given[name])]
-    before = [(t, geometry_of(t), session.layouts.siblings(t)) for t in changed]
+    changed = tensors_among(given[name] for name in given if name in written)
+    before = [session.ledger.before_write(t) for t in changed]
     values = {name: _map(value, _value) for name, value in given.items()}
     new = {name: _map(values[name], session.fake) for name in given if name in written}
     with functional.outside(), session.mode:
@@ -50,29 +51,22 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
     record = session.trace.add
     record(auto_functionalized(), (func,), values, (*results, *(new[name] for name in order)))
     for name in order:
-        for t, value in zip(_tensors(given[name]), _tensors(new[name]), strict=True):
+        for t, value in zip(tensors_among((given[name],)), tensors_among((new[name],)), strict=True):
             functional.replace(t, value)
             functional.commit_update(t)
             functional.sync(t)
             torch.autograd.graph.increment_version(t)
-    for t, geometry, siblings in before:
-        session.layouts.written(t, geometry, siblings)
+    for written_to in before:
+        session.ledger.written(*written_to)
     return _map(out, session.wrap)
 
 
 def _check(func: OpOverload, given: dict[str, Any]) -> None:
-    for value in given.values():
-        for t in _tensors(value):
-            if is_foreign(t):
-                raise FallbackError(f"{func} changes its arguments, and is given a tensor subclass")
-            if t.requires_grad and torch.is_grad_enabled():
-                raise FallbackError(f"{func} changes its arguments, and is given one that requires grad")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for t in value if isinstance(t, Tensor)] if isinstance(value, list | tuple) else []
+    for t in tensors_among(given.values()):
+        if is_foreign(t):
+            raise FallbackError(f"{func} changes its arguments, and is given a tensor subclass")
+        if t.requires_grad and torch.is_grad_enabled():
+            raise FallbackError(f"{func} changes its arguments, and is given one that requires grad")
 
 
 def _value(t: Tensor) -> Any:
@@ -81,8 +75,4 @@ def _value(t: Tensor) -> Any:
 
 
 def _map(value: Any, function: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, list | tuple) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(function(v) if isinstance(v, Tensor) else v for v in value)
-    return value
+    return pytree.tree_map(lambda v: function(v) if isinstance(v, Tensor) else v, value)

@@ -13,8 +13,8 @@ from aheadgrad.program.slots import Between
 from aheadgrad.program.values import Value
 from aheadgrad.recording.borders import with_sizes
 from aheadgrad.recording.forward import explained
-from aheadgrad.recording.handing import record_handing
 from aheadgrad.recording.levels import lower_gradients, lower_next
+from aheadgrad.recording.meeting import record_handing
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial
@@ -89,7 +89,7 @@ class LiveDoor:
         if request.hands or request.handed:
             return self._record_handing(component, pattern, state, request, sizes)
         with self._values(request):
-            gradients = level.record(component, pattern, state, request.requiring, request.wanted)
+            gradients = level.joint.record(component, pattern, state, request.requiring, request.wanted)
             if request.requiring is None:
                 made = lower_gradients(level, gradients)
                 edges = _edges(component.nodes) if request.edges else {}

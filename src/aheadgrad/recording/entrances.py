@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import NodeBase, version
@@ -44,6 +45,8 @@ class Entrance:
     required_grad: bool
     form: Form | None = None  # of a tensor subclass
     parts: tuple[Any, ...] = ()
+    no_view: bool = False  # did the function ask of it what views refuse?
+    old_memory: Tensor | None = None  # an alias of the memory that it had at first, where it may have left it
 
     @property
     def is_leaf(self) -> bool:
@@ -61,9 +64,7 @@ class Member:
     history: Any
     required_grad: bool
     is_root: bool
-    size: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    offset: Any
+    geometry: Geometry
     version: int | None = None  # of a version counter that the owner does not share
     leaf: Tensor | None = None  # what gradients are taken of, for one with a history of its own
 

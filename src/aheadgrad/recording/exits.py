@@ -48,20 +48,20 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
     for fact in facts.inputs:
         if fact.index in in_graph or not (fact.data_changed or fact.geometry or fact.storage_changed):
             continue
-        given = session.entrances[fact.index] if fact.index >= 0 else session.members[-1 - fact.index]
-        current = session.disguises.current(given.seen)
+        given = session.input(fact.index)
+        current = session.ledger.current(given.seen)
         tracked = fact.data_changed and fact.history_changed
         exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
         if fact.old_memory_changed:
-            shadow = session.shadow_of(session.entrances[fact.index])
-            exits.append(Exit(OldMemory(given.slot), shadow, _value(shadow), False))
+            old = session.entrances[fact.index].old_memory
+            exits.append(Exit(OldMemory(given.slot), old, _value(old), False))
     for j, traced in enumerate(forward.outputs):
         tracked = _carries_gradient(facts, j)
         own = is_handed_out(facts, UserOutput(j))
         exits.append(Exit(UserOutput(j), traced, _value(traced), tracked, handed_out=own))
     for k, traced in enumerate(aliases.bases):
         root = next(r for r in facts.roots if getattr(r, "base", None) == k)
-        tracked = traced.requires_grad and traced.grad_fn is not None and not isinstance(root, type(None))
+        tracked = traced.requires_grad and traced.grad_fn is not None
         exits.append(Exit(ViewBase(k), traced, _value(traced), tracked, _unreachable(facts, root)))
     return exits
 
@@ -113,25 +113,20 @@ def _carries_gradient(facts: Facts, j: int) -> bool:
     fact = facts.outputs[j]
     if isinstance(fact, Fresh | FunctionView):
         return fact.differentiable
-    if isinstance(fact, IsRoot):
-        root = facts.roots[fact.root]
-        if isinstance(root, FreshRoot):
-            return root.output == j and root.differentiable
-        if isinstance(root, AliasRoot):
-            return root.output == j
+    root = facts.roots[fact.root] if isinstance(fact, IsRoot) else None
+    if isinstance(root, FreshRoot | AliasRoot):
+        return root.output == j and (isinstance(root, AliasRoot) or root.differentiable)
     return False
 
 
-def inner_leaves(session: Session, facts: Facts, aliases: Aliases, outputs: list[Any]) -> list[Any]:
+def inner_leaves(facts: Facts, aliases: Aliases, outputs: list[Any]) -> list[Any]:
     """Leaves that the function made itself and returned: gradients stop (and arrive) there."""
     found: list[Any] = []
     for j, fact in enumerate(facts.outputs):
-        if (isinstance(fact, Fresh) and fact.leaf) or (isinstance(fact, ViewOf) and fact.leaf):
+        if isinstance(fact, Fresh | ViewOf) and fact.leaf:
             found.append(("output", j, outputs[j]))
     for r, root in enumerate(facts.roots):
-        if isinstance(root, AliasRoot) and root.leaf:
-            found.append(("root", r, aliases.root_tensors[r]))
-        if isinstance(root, FreshRoot) and root.leaf:
+        if isinstance(root, AliasRoot | FreshRoot) and root.leaf:
             found.append(("root", r, aliases.root_tensors[r]))
     return found
 
@@ -168,7 +163,7 @@ def copies(session: Session, facts: Facts, kept: frozenset[int]) -> list[tuple[T
         if fact.final_bytes is not None:
             continue  # its memory comes and goes: there may be nothing to copy yet
         entrance = session.entrances[fact.index]
-        if fact.data_changed and session.disguises.current(entrance.seen).requires_grad:
+        if fact.data_changed and session.ledger.current(entrance.seen).requires_grad:
             found.append((entrance.value, aten.clone.default))
         elif fact.geometry is not None and not fact.data_changed:
             found.append((entrance.value, aten.view.default))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import Slot
+from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared import enter_shared
@@ -106,7 +107,7 @@ def run(session: Session, call: Call) -> Forward:
             with (
                 random.noticing_changes() as set_inside,
                 functional.noticing_set(session.limits.new_memory),
-                noticing_wrappers(session.limits.wrapper),
+                noticing_wrappers(no_wrapper),
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):
@@ -136,18 +137,11 @@ def run(session: Session, call: Call) -> Forward:
         ]
         with no_function_modes(), torch.no_grad():
             session.limits.results(flat)
-            flat = [v if is_given(session, v) else session.disguises.current(v) for v in flat]
+            flat = [v if session.ledger.given(v) is not None else session.ledger.current(v) for v in flat]
             _sync_all(session, flat)
     session.open_sizes.check()
     session.open_sizes.check_memory(flat)
     return Forward(session, flat, spec, after, before)
-
-
-def is_given(session: Session, value: Any) -> bool:
-    """Is this the very object that the function was given?"""
-    if not isinstance(value, Tensor):
-        return False
-    return session.entrance_of(value) is not None or any(m.seen is value for m in session.members)
 
 
 def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
@@ -173,17 +167,18 @@ def _symbolic(session: Session, slot: Slot) -> str:
 def _sync_all(session: Session, flat: list[Any]) -> None:
     for entrance in session.entrances:
         functional.sync(entrance.seen)
-        functional.sync(session.disguises.current(entrance.seen))
+        functional.sync(session.ledger.current(entrance.seen))
     if session.members:  # they address the owner's memory, so it has to look as it does in eager
-        session.layouts.settle([entrance.seen for entrance in session.entrances])
+        session.ledger.settle([entrance.seen for entrance in session.entrances])
     for member in session.members:
-        functional.sync(session.disguises.current(member.seen))
-    for _, shadow in session.shadows:
-        functional.sync(shadow)
+        functional.sync(session.ledger.current(member.seen))
+    for entrance in session.entrances:
+        if entrance.old_memory is not None:
+            functional.sync(entrance.old_memory)
     session.trace.settled = len(session.trace.records)
     for value in flat:
         if isinstance(value, Tensor):
-            session.result_geometry[id(value)] = session.layouts.geometry_in_eager(value)
+            session.ledger.of(value).result_geometry = session.ledger.geometry_in_eager(value)
     for value in flat:
         if isinstance(value, Tensor):
             session.settle(value)

@@ -64,7 +64,7 @@ def saved_storages(session: Session, nodes: Iterable[Any]) -> set[Any]:
 
 
 def _check_unchanged(session: Session, result: Any) -> None:
-    if isinstance(result, Tensor) and functional.storage_key(result) in session.layouts.touched:
+    if isinstance(result, Tensor) and session.ledger.memory(result).writes:
         raise FallbackError("the result of a product is changed behind autograd's back")
 
 

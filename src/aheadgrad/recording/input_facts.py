@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts, PartFacts, Reshape
 from aheadgrad.recording.entrances import Entrance, Member
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, version
@@ -18,22 +18,24 @@ from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 from aheadgrad.torchlayer.subclasses import Bundle, same_meta, same_value
 
 
-def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entrance: Entrance) -> InputFacts:
+def input_facts(session: Session, index: int, entrance: Entrance) -> InputFacts:
     """Compares an input before and after the run."""
-    current = session.disguises.current(seen)
+    seen, value = entrance.seen, entrance.value
+    current = session.ledger.current(seen)
     moved = functional.storage_key(seen) != entrance.storage
     held = functional.unwrap(seen)
     history = seen.grad_fn
     becomes_leaf = None
     if history is None and current.requires_grad != entrance.required_grad and entrance.is_leaf:
         becomes_leaf = current.requires_grad
-    if id(seen) in session.limits.cut and current.requires_grad:
+    line = session.ledger.of(seen)
+    if line.cut and current.requires_grad:
         raise FallbackError("an input is cut off from its history, and then gets a new one")
     if current is not seen and not is_view(current) and current.grad_fn is not None:
         raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     parts = part_facts(session, current, entrance) if entrance.form is not None else None
     data_changed = functional.has_data_mutation(seen) and not same_value(held, value)
-    if entrance.storage in session.limits.beyond and functional.has_data_mutation(seen):
+    if session.ledger.memory_known_by(entrance.storage).beyond and functional.has_data_mutation(seen):
         raise FallbackError("as_strided takes from an input what lies outside of it, and memory is written")
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():
@@ -42,8 +44,8 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
     return InputFacts(
         index,
         adopts=_adopted(session, entrance) if storage_changed else None,
-        final_geometry=session.layouts.geometry_in_eager(current) if storage_changed else None,
-        old_memory_changed=storage_changed and _old_memory_changed(session, entrance),
+        final_geometry=session.ledger.geometry_in_eager(current) if storage_changed else None,
+        old_memory_changed=storage_changed and _old_memory_changed(entrance),
         final_bytes=_final_bytes(session, seen) if data_changed or storage_changed else None,
         data_changed=data_changed or bool(parts and parts.exchanged),
         geometry=geometry,
@@ -52,7 +54,7 @@ def input_facts(session: Session, index: int, seen: Tensor, value: Tensor, entra
         history_changed=_history_changed(session, seen, history, entrance.history),
         history_dropped=history is None and entrance.history is not None,
         becomes_leaf=becomes_leaf,
-        leaf_meanwhile=not entrance.required_grad and session.limits.leaf_meanwhile(seen),
+        leaf_meanwhile=not entrance.required_grad and line.cut and line.made_leaf,
         version_bumps=version(seen) - entrance.version,
     )
 
@@ -80,7 +82,7 @@ def part_facts(session: Session, current: Tensor, entrance: Entrance) -> PartFac
 
 
 def _reshapes(session: Session, t: Tensor) -> tuple[Reshape, ...]:
-    calls = session.reshapes.get(id(t), ())
+    calls = session.ledger.reshapes(t)
     return tuple(Reshape(call.function, call.args, call.kwargs, call.with_grad) for call in calls)
 
 
@@ -90,9 +92,9 @@ def _adopted(session: Session, entrance: Entrance) -> int | None:
     return next((i for i, e in enumerate(session.entrances) if e is not entrance and e.storage == key), None)
 
 
-def _old_memory_changed(session: Session, entrance: Entrance) -> bool:
-    shadow = session.shadow_of(entrance)
-    return shadow is not None and functional.unwrap(shadow) is not entrance.value
+def _old_memory_changed(entrance: Entrance) -> bool:
+    old = entrance.old_memory
+    return old is not None and functional.unwrap(old) is not entrance.value
 
 
 def _final_bytes(session: Session, seen: Tensor) -> int | None:
@@ -107,8 +109,7 @@ def _final_bytes(session: Session, seen: Tensor) -> int | None:
 
 def member_facts(session: Session, k: int, member: Member) -> InputFacts:
     """What happened to an input that entered as an alias; its data changes with its owner's."""
-    current = session.disguises.current(member.seen)
-    before = Geometry(member.size, member.stride, member.offset)
+    current = session.ledger.current(member.seen)
     history = member.seen.grad_fn if member.is_root else None
     changed = member.is_root and _history_changed(session, member.seen, history, member.history)
     if (
@@ -125,7 +126,7 @@ def member_facts(session: Session, k: int, member: Member) -> InputFacts:
         -1 - k,
         parts=PartFacts(reshapes=reshapes) if reshapes else None,
         data_changed=changed,
-        geometry=_new_geometry(session, member.seen, current, before),
+        geometry=_new_geometry(session, member.seen, current, member.geometry),
         history_changed=changed or _reshaped_in_sight(session, member.seen),
         becomes_leaf=becomes_leaf,
         version_bumps=0 if member.version is None else version(member.seen) - member.version,
@@ -139,10 +140,8 @@ def _made_a_leaf(view: Tensor) -> bool:
 
 
 def _reshaped_in_sight(session: Session, seen: Tensor) -> bool:
-    if any(call.tracked for call in session.reshapes.get(id(seen), ())):
-        return True
-    worn = session.disguises.worn.get(id(seen))
-    return worn is not None and worn.tracked
+    line = session.ledger.of(seen)
+    return line.tracked or any(call.tracked for call in line.reshapes)
 
 
 def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) -> bool:
@@ -152,5 +151,5 @@ def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) 
 def _new_geometry(session: Session, seen: Tensor, current: Tensor, before: Geometry) -> Geometry | None:
     if current is seen and not functional.has_metadata_mutation(seen):
         return None
-    after = session.layouts.geometry_in_eager(current)
+    after = session.ledger.geometry_in_eager(current)
     return after if after != before else None

@@ -6,7 +6,7 @@ exist and how they are laid out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +18,11 @@ from aheadgrad.recording.any_size import for_any_size
 from aheadgrad.recording.borders import expected_tangent, tangent_like
 from aheadgrad.recording.components import Component, Components, Passage, Target, edge_of
 from aheadgrad.recording.exits import Exit, GrownView
-from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
@@ -72,7 +73,7 @@ class Joint:
         self.session = session
         self.exits = list(exits)  # and the passages between components
         self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
-        self.inner: list[Any] = []  # edges where other backwards may come in (`handing`)
+        self.inner: list[Any] = []  # edges where other backwards may come in (`meeting`)
         self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 
     def expected_pattern(self, component: Component) -> Pattern:
@@ -93,7 +94,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Callable[[], Any] = nullcontext,
+        state: AutocastState | None,
         requiring: tuple[bool, ...] | None = None,
         wanted: Wanted = None,
         handed: Sequence[Passage] = (),
@@ -107,7 +108,7 @@ class Joint:
 
         def attempt() -> Gradients:
             return for_any_size(
-                self.session, lambda: self._record(component, pattern, around, requiring, wanted, handed)
+                self.session, lambda: self._record(component, pattern, state, requiring, wanted, handed)
             )
 
         try:
@@ -121,7 +122,7 @@ class Joint:
         self,
         component: Component,
         pattern: Pattern,
-        around: Callable[[], Any],
+        state: AutocastState | None,
         requiring: tuple[bool, ...] | None,
         wanted: Wanted,
         handed: Sequence[Passage],
@@ -129,9 +130,9 @@ class Joint:
         session = self.session
         session.trace.backwards += 1
         session.trace.phase = phase = f"backward {session.trace.backwards}"
-        leaves = _places(component, wanted)
+        leaves = _leaves_of(component, wanted)
         try:
-            with session.running(), session.disguises.off(), around():
+            with session.running(), session.ledger.undisguised(), autocast_as(state):
                 tangents, wrapped = self._tangents(component, pattern)
                 if requiring is not None:
                     set_grad_enabled(True)
@@ -177,7 +178,7 @@ class Joint:
         return values, wrapped
 
 
-def _places(component: Component, wanted: Wanted) -> list[Any]:
+def _leaves_of(component: Component, wanted: Wanted) -> list[Any]:
     """Where a backward is to go."""
     if wanted is None:
         return [t.place for t in component.targets] + component.other_leaves

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from aheadgrad.program.values import Origin
-from aheadgrad.recording.trace import Trace
+from aheadgrad.recording.records import Trace
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.references import references
 
@@ -59,13 +59,16 @@ class Handed:
     def left_behind(self, result: Any) -> bool:
         """Does an object of the user's hold a traced tensor, besides the result?"""
         self._watching = False
-        found = bool(self._held_elsewhere(result))
+        found = self._is_left(result)
         if found:
             gc.collect()  # objects that hold each other may be gone already
-            left = self._held_elsewhere(result)
-            found = bool(left) and _held_by_user(left, self._session, result)
+            found = self._is_left(result)
         self._seen = {}
         return found
+
+    def _is_left(self, result: Any) -> bool:
+        left = self._held_elsewhere(result)
+        return bool(left) and _held_by_user(left, self._session, result)
 
     def _held_elsewhere(self, result: Any) -> list[Tensor]:
         usual = Counter(map(id, pytree.tree_leaves(result)))

@@ -99,7 +99,7 @@ def _writes(recording: Recording) -> tuple[Write, ...]:
         if fact.index in recording.in_graph_updates:
             entrance = session.entrances[fact.index]
             value = low.frozen(entrance.value)
-            new = low.frozen(functional.unwrap(session.disguises.current(entrance.seen)))
+            new = low.frozen(functional.unwrap(session.ledger.current(entrance.seen)))
             if fact.storage_changed:
                 found.append(Write(aten.set_.source_Tensor, value, new))
             elif fact.data_changed:

@@ -2,7 +2,7 @@
 
 - A real tensor that the user's code reaches (a global, a module's attribute, an optimizer's state)
   becomes a hidden input: its value is read at each call and gradients reach it.
-- An in-place op keeps the strides of what it writes to, as in eager (`layouts`).
+- An in-place op keeps the strides of what it writes to, as in eager (`ledger`).
 - Asking for a tensor's value in Python cannot be recorded and raises an error that says so.
 """
 
@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
-from aheadgrad.recording import layouts
+from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
-from aheadgrad.recording.disguises import OUT_OF_PLACE, InPlace
+from aheadgrad.recording.geometry import flattest
 from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
-from aheadgrad.recording.layouts import geometry_of
-from aheadgrad.recording.overlaps import check_casts, check_memory, last_write, tensors_among
+from aheadgrad.recording.known_values import Unknown
+from aheadgrad.recording.ledger import InPlace, Written
+from aheadgrad.recording.overlaps import check_casts, check_memory, last_write
 from aheadgrad.recording.recorder import LIFT_FRESH
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.recording.refusals import (
     check_bounds,
     check_leaf_view,
     check_reach,
 )
+from aheadgrad.recording.reshaping import OUT_OF_PLACE, reshape
 from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
-from aheadgrad.recording.values import Unknown
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
+from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
     OpOverload,
     OpOverloadPacket,
@@ -114,33 +115,32 @@ class Lift(TorchFunctionMode):
             return self._transformed(func, args, kwargs)
         if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
             func, args = torch.Tensor.resize_, (args[0], args[1].size())
-        disguises = self.session.disguises
+        ledger = self.session.ledger
         given: Any = args[0] if args else None
         if func in _ADDRESSES and isinstance(given, Tensor):
-            check_bounds(self.session, disguises.current(given), *args[1:], **kwargs)
-        if self.session.reshapes and torch.is_grad_enabled():
-            self._note_doubts((*args, *kwargs.values()))
+            check_bounds(self.session, ledger.current(given), *args[1:], **kwargs)
+        if ledger.has_reshapes and torch.is_grad_enabled():
+            ledger.note_doubts(tensors_among((*args, *kwargs.values())))
         if func in OUT_OF_PLACE or func in _RESIZES:
             if self._reshapes(func, given, args, kwargs):
                 return given
         elif (func in _DETACHES or func in _SETS_GRAD) and self._cuts_off(func, given, args, kwargs):
             return given
-        if disguises.worn:
-            args, kwargs = disguises.all_current(args), disguises.all_current(kwargs)
-        if disguises.stale:
+        if ledger.disguised:
+            args, kwargs = ledger.all_current(args), ledger.all_current(kwargs)
+        if ledger.has_stale:
             for t in tensors_among((*args, *kwargs.values())):
-                disguises.check_use(t)
-        if self.session.layouts.pending:
-            self.session.layouts.settle((args, kwargs))
+                ledger.check_use(t)
+        ledger.settle((args, kwargs))
         before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)
         if self.session.trace.numbers:
             self.session.open_sizes.note_copy(func, given, out, self.session.trace.records[before:])
-        if self.session.reshapes and torch.is_grad_enabled():
-            self._note_writes((*args, *kwargs.values()))
-        disguises.note(out, args, self.session.layouts)
-        if disguises.worn:
-            out = disguises.originals(out)
+        if ledger.has_reshapes and torch.is_grad_enabled():
+            ledger.note_writes(tensors_among((*args, *kwargs.values())))
+        ledger.note(out, args)
+        if ledger.disguised:
+            out = ledger.originals(out)
         self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
 
@@ -152,7 +152,7 @@ class Lift(TorchFunctionMode):
         try:
             if func is torch.Tensor.data_ptr or (func is not torch.Tensor.tolist and given.requires_grad):
                 raise Unknown
-            value = self.session.values.of(self.session.disguises.current(given))
+            value = self.session.values.of(self.session.ledger.current(given))
         except Unknown:
             raise DataDependentError(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
@@ -169,8 +169,7 @@ class Lift(TorchFunctionMode):
             if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
                 self.session.refused = error  # type: ignore[assignment]
                 raise
-            self.session.trace.rewind(records)
-            return self._explained_call(func, args, kwargs)
+            let_go_of_locals(error)
         except AheadgradError:
             raise
         except Exception as error:
@@ -178,6 +177,8 @@ class Lift(TorchFunctionMode):
             if told is error:
                 raise
             raise told from error
+        self.session.trace.rewind(records)  # its results have sizes that values decide, from now on
+        return self._explained_call(func, args, kwargs)
 
     def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Inside grad, vmap, ...: the tensors are wrappers around ours."""
@@ -190,62 +191,48 @@ class Lift(TorchFunctionMode):
 
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""
-        session, disguises = self.session, self.session.disguises
+        session, ledger = self.session, self.session.ledger
         if isinstance(given, Tensor):
             session.limits.parted(given)
         if func in OUT_OF_PLACE and isinstance(given, Tensor):
             check_leaf_view(session, given)
             session.limits.new_shape(given)
-            disguises.check_use(given)
+            ledger.check_use(given)
         session.limits.new_size(given, args[1:] if func in _RESIZES else None)
         if func not in OUT_OF_PLACE:
             return False
-        if session.layouts.pending:
-            session.layouts.settle(disguises.current(given))  # the new shape is made from this one
+        ledger.settle(ledger.current(given))  # the new shape is made from this one
         if is_foreign(given):
-            if disguises.current(given) is not given:
+            if ledger.current(given) is not given:
                 raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
             done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), version(given) + 1)
-            session.reshapes.setdefault(id(given), []).append(done)
-        elif disguises.reshape(func, given, args[1:], kwargs):
-            session.layouts.know(disguises.current(given))
-            return True
-        return False
+            ledger.of(given).reshapes.append(done)
+            ledger.has_reshapes = True
+            return False
+        return reshape(ledger, func, given, args[1:], kwargs)
 
     def _cuts_off(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a history ends (`detach_`) or a leaf begins (`requires_grad_`). Is that done by now?"""
-        session, disguises = self.session, self.session.disguises
+        session, ledger = self.session, self.session.ledger
         if func in _DETACHES:
             session.must_be_no_view(given)
         else:
             session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
-        if cuts or (func in _DETACHES and given.requires_grad and session.is_input(given)):
+        if cuts or (func in _DETACHES and given.requires_grad and ledger.given(given)):
             session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
-            session.layouts.settle(disguises.current(given))
-            disguises.detach(given)
-            session.layouts.know(disguises.current(given))
+            current = ledger.current(given)
+            ledger.settle(current)
+            ledger.disguise(
+                given, current.detach(), tracked=False
+            )  # gradients of what was done still reach it
         return cuts
-
-    def _note_doubts(self, values: tuple[Any, ...]) -> None:
-        if any(map(self.session.in_doubt, tensors_among(values))):
-            self.session.doubted = True
-
-    def _note_writes(self, values: tuple[Any, ...]) -> None:
-        """A write just now put some in doubt: whoever shares their history is so from now on."""
-        for t in filter(self.session.in_doubt, tensors_among(values)):
-            base = base_of(t) if is_view(t) else None
-            if base is None or self.session.is_input(t) or self.session.is_input(base):
-                self.session.doubted = True
-            else:
-                self.session.tainted[id(base)] = base
 
     def _cuts(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Is a tensor cut off from its history, although what was done with it before still counts?"""
-        disguises = self.session.disguises
         if func in _DETACHES:
-            if id(given) in disguises.worn and not is_view(given):
+            if self.session.ledger.current(given) is not given and not is_view(given):
                 return True
         elif _wanted(args, kwargs) is not False:
             return False
@@ -269,7 +256,7 @@ class Lift(TorchFunctionMode):
                 raise FallbackError("the .data of a tensor is set (copy into it instead)")
             self.session.watch_storage(args[0])
         if func in _AS_STRIDED and isinstance(args[0], Tensor):
-            flat, place = layouts.flattest(args[0]), _explicit_offset(*args, **kwargs)
+            flat, place = flattest(args[0]), _explicit_offset(*args, **kwargs)
             if flat is not args[0]:
                 check_reach(args[0], *place)
             args, kwargs = (flat, *place), {}
@@ -278,8 +265,8 @@ class Lift(TorchFunctionMode):
             return substitute(*args, **kwargs)
         if not writes(func, kwargs):
             return counted(func, args, kwargs)
-        kept = self.session.layouts
-        written = [(t, geometry_of(t), kept.siblings(t)) for t in _destinations(args, kwargs)]
+        ledger = self.session.ledger
+        written = [ledger.before_write(t) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
             name = _check_item(*args)
@@ -303,13 +290,13 @@ class Lift(TorchFunctionMode):
             out = counted(func, args, kwargs)
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
-            kept.written(t, geometry, siblings)
+            ledger.written(t, geometry, siblings)
             if name in _SAVE_FOR_SIZES:
                 self.session.note_hidden(t, tensors_among(args[1:]))
         return out
 
     def _call_out(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[tuple[Any, ...]]
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Written]
     ) -> Any:
         """`out=` resizes what does not fit. Only a tensor that shares memory with nobody may be replaced."""
         records = self.session.trace.records

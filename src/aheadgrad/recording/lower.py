@@ -17,7 +17,7 @@ from aheadgrad.program.doors import type_of
 from aheadgrad.program.names import Naming, base_name
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import FreshCopy, Op, Value
-from aheadgrad.recording.trace import Record, Trace
+from aheadgrad.recording.records import Record, Trace
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import Bundle, Form
 from aheadgrad.torchlayer.symbols import Shape, frozen_number, frozen_numbers, is_symbolic

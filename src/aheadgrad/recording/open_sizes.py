@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.trace import Record
+from aheadgrad.recording.records import Record
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fake import quiet_logs
@@ -44,12 +44,7 @@ class _Copy:
 
     of: Tensor
     made: Tensor
-    versions: tuple[int, ...]
-    touched: set[int]
-
-
-def _versions(*tensors: Tensor) -> tuple[int, ...]:
-    return tuple(map(functional.version_of, tensors))
+    writes: list[tuple[int, int]]
 
 
 class OpenSizes:
@@ -111,17 +106,18 @@ class OpenSizes:
             return
         copies = [r for r in made if r.target is _CLONE and sizes_in(r.out)]
         if copies and typical(out.numel()) == typical(given.numel()):
-            self.copies.append(_Copy(given, out, _versions(given, out), set(self.session.layouts.touched)))
+            self.copies.append(_Copy(given, out, self._writes(given, out)))
             self.clones.update(id(r.out) for r in copies)
+
+    def _writes(self, *tensors: Tensor) -> list[tuple[int, int]]:
+        return [(functional.version_of(t), self.session.ledger.memory(t).writes) for t in tensors]
 
     def check_memory(self, outputs: list[Any]) -> None:
         """A copy that eager does not make for some sizes must not be told from what it was copied from."""
         tensors = [t for t in outputs if isinstance(t, Tensor)]
         leaving = set(map(functional.storage_key, tensors))
         for copy in self.copies:
-            new = self.session.layouts.touched - copy.touched
-            written = not new.isdisjoint(map(functional.storage_key, (copy.of, copy.made)))
-            written |= _versions(copy.of, copy.made) != copy.versions
+            written = self._writes(copy.of, copy.made) != copy.writes
             if written or functional.storage_key(copy.made) in leaving:
                 raise FallbackError("whether memory is shared depends on a size that values decide")
         values = [functional.unwrap(t) for t in tensors]
@@ -147,9 +143,7 @@ class OpenSizes:
                     args, kwargs = sample((record.args, record.kwargs), "zeros", n, made)
                     saved = id(record.out) in self.clones and not copied and args[0].is_contiguous()
                     out = args[0] if saved else record.target(*args, **kwargs)
-                    several = isinstance(out, list | tuple)
-                    pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
-                    made.update((id(a), b) for a, b in pairs if isinstance(b, Tensor))
+                    made.update((id(a), b) for a, b in record.results(out) if isinstance(b, Tensor))
         except RuntimeError:
             return []  # eager raises, too
         return [made[id(v)].stride() for v in values if id(v) in made]

@@ -10,21 +10,20 @@ user's code runs again.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
 from aheadgrad.joint import level as values
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Gradient, Slot, Tangent
-from aheadgrad.recording.components import Component, Target
+from aheadgrad.recording.components import Target
 from aheadgrad.recording.exits import Exit
 from aheadgrad.recording.joint import Gradients, Joint
 from aheadgrad.recording.lower import Lowering
 from aheadgrad.recording.recording import Recording, record_expected
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer.assumptions import Sizes
-from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
+from aheadgrad.torchlayer.autocast import AutocastState
 
 
 @dataclass(eq=False)
@@ -91,11 +90,6 @@ class Derivative:
 
     def slot_of(self, target: Target) -> Slot:
         return self.slots[id(target.leaf)] if id(target.leaf) in self.slots else self.below.slot_of(target)
-
-    def record(
-        self, component: Component, pattern: Any, state: Any, requiring: Any = None, wanted: Any = None
-    ) -> Gradients:
-        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring, wanted)
 
     def passed_on(self, exit_number: int) -> Target | None:
         """The target that a gradient simply is: the tangent of `x + y`, for instance."""

@@ -30,9 +30,9 @@ from aheadgrad.facts.facts import (
     TheInput,
     ViewOf,
 )
-from aheadgrad.recording.disguises import Parent
-from aheadgrad.recording.forward import Forward, is_given
-from aheadgrad.recording.layouts import contiguous_strides
+from aheadgrad.recording.forward import Forward
+from aheadgrad.recording.geometry import contiguous_strides
+from aheadgrad.recording.ledger import Line
 from aheadgrad.recording.recipes import recipe
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import (
@@ -68,7 +68,7 @@ class Aliases:
         return len(self.bases) - 1
 
 
-def collect(forward: Forward) -> Aliases:
+def find_aliases(forward: Forward) -> Aliases:
     session = forward.session
     out = Aliases()
     inputs = {id(e.seen): i for i, e in enumerate(session.entrances)}
@@ -147,14 +147,14 @@ class _Group:
         return Fresh(t.requires_grad, is_view=True, geometry=self._look(t))
 
     def _look(self, t: Tensor) -> Geometry | None:
-        look = self.forward.session.result_geometry.get(id(t))
+        ledger = self.forward.session.ledger
+        look = ledger.of(t).result_geometry
         held = functional.unwrap(t)
         if look is None or type(held) is Bundle or typical(held.numel()) == 0:
             return None
-        written = functional.storage_key(t) in self.forward.session.layouts.touched
         size, stride, held_stride = look.typical.size, look.typical.stride, typical_strides(held)
         unusual = 1 in size and stride != contiguous_strides(size)
-        if held_stride == stride and not (written and unusual):
+        if held_stride == stride and not (unusual and ledger.memory(t).writes):
             return None  # kernels choose the strides of dimensions of size one as they like
         only_units = all(n == 1 or a == b for n, a, b in zip(size, held_stride, stride, strict=True))
         return Geometry(look.size, look.stride, held.storage_offset()) if only_units else None
@@ -175,8 +175,7 @@ class _Group:
         )
 
     def _input_root(self, index: int) -> int:
-        session = self.forward.session
-        seen = session.entrances[index].seen if index >= 0 else session.members[-1 - index].seen
+        seen = self.forward.session.input(index).seen
         known = self.out.find_root(seen)
         return known if known is not None else self.out.add_root(InputRoot(index), seen)
 
@@ -192,7 +191,7 @@ class _Group:
         cut = given is not None and given.required_grad
         if cut and t.requires_grad and not self._as_it_will_be(root_tensor).requires_grad:
             raise FallbackError("a view is returned of an input that is cut off from its history after that")
-        session.disguises.check_use(t)
+        session.ledger.check_use(t)
         if _is_view_of_leaf_view(t):
             raise FallbackError("a view is returned of a view that was made a leaf inside")
         made = self._view_recipe(root_tensor, t)
@@ -212,21 +211,23 @@ class _Group:
 
     def _view_recipe(self, root: Tensor, t: Tensor) -> Recipe:
         """From the root as it is now; step by step where some views were made under no_grad."""
-        session = self.forward.session
-        hops = []
-        current, parents = t, session.disguises.parents
+        session, ledger = self.forward.session, self.forward.session.ledger
+        hops: list[Line] = []
+        current = t
         ends = (root, self._as_it_will_be(root))
-        seen = [s for m in session.members for s in (m.seen, session.disguises.current(m.seen))]
+        seen = [s for m in session.members for s in (m.seen, ledger.current(m.seen))]
         given = {id(s) for s in seen if base_of(s) is root}
-        while all(current is not end for end in ends) and (id(current) in parents or id(current) in given):
-            hop = parents.get(id(current))  # an input that is a view came with its history
-            hops.append(Parent(current, root, True, root.requires_grad) if hop is None else hop)
-            current = hops[-1].source
+        while all(current is not end for end in ends):
+            hop = ledger.of(current)
+            if hop.source is None and id(current) not in given:
+                break
+            hops.append(hop if hop.source is not None else Line(current, current, source=root))
+            current = hops[-1].source  # type: ignore[assignment]
         modes = {hop.with_grad for hop in hops}
         if any(current is end for end in ends) and len(modes) > 1 and t.requires_grad:
             steps: list[Step] = []
             for hop in reversed(hops):
-                part = recipe(session, self._as_it_will_be(hop.source), hop.view)
+                part = recipe(session, self._as_it_will_be(hop.source), hop.tensor)
                 if part.geometry is not None:
                     reason = "a view made partly under no_grad, of a tensor that changed its shape"
                     raise FallbackError(reason)
@@ -235,9 +236,10 @@ class _Group:
             return Recipe(tuple(steps))
         return recipe(session, self._as_it_will_be(root), t)
 
-    def _as_it_will_be(self, t: Tensor) -> Tensor:
+    def _as_it_will_be(self, t: Any) -> Any:
         """An input has its new shape by the time that views are made from it."""
-        return self.forward.session.disguises.current(t) if is_given(self.forward.session, t) else t
+        ledger = self.forward.session.ledger
+        return t if ledger.given(t) is None else ledger.current(t)
 
     def _root_for(self, j: int, t: Tensor, owner: int) -> int:
         """The root that `t` is, or is a view of; made an alias of the owner when it is new."""
@@ -250,10 +252,10 @@ class _Group:
         if entrance is not None:
             return self._input_root(session.entrances.index(entrance))
         for k, member in enumerate(session.members):
-            if member.seen is root or session.disguises.current(member.seen) is root:
+            if member.seen is root or session.ledger.current(member.seen) is root:
                 return self._input_root(-1 - k)
         for i, given in enumerate(session.entrances):
-            if session.disguises.current(given.seen) is root:
+            if session.ledger.current(given.seen) is root:
                 return self._input_root(i)
         tracked = root.requires_grad and root.grad_fn is not None
         made = recipe(session, self._as_it_will_be(self.out.root_tensors[owner]), root)

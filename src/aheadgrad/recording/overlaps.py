@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.layouts import geometry_of
-from aheadgrad.recording.trace import Record
+from aheadgrad.facts.facts import Geometry
+from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.records import Record
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import typical, typical_sizes, typical_strides
@@ -48,10 +49,10 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     if 0 in typical_sizes(written):
         return  # whatever its strides: no element is written
     if name == "copy_" and any(_overlap(written, o) != "none" and _alike(written, o) for o in others):
-        if _repeats(written) and (written.requires_grad or 1 in typical_sizes(written)):
+        if geometry_of(written).repeats and (written.requires_grad or 1 in typical_sizes(written)):
             raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write
         return  # onto itself: the kernel returns at once
-    if not is_dense(written) and _repeats(written):
+    if not is_dense(written) and geometry_of(written).repeats:
         if name in _ALLOWED_ON_EXPANDED:
             raise FallbackError(f"{name} writes to an expanded tensor")
         raise RuntimeError(
@@ -63,7 +64,7 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
     if name == "fill_":
         return  # with a number that is read first
     for other in others:
-        if name == "copy_" and _repeats(other):
+        if name == "copy_" and geometry_of(other).repeats:
             if _changes_what_it_reads(written, other):
                 raise FallbackError(_OPEN_ORDER)
             continue
@@ -134,10 +135,6 @@ def _length(t: Tensor) -> Any:
     return typical(t.numel())
 
 
-def _repeats(t: Tensor) -> bool:
-    return any(s == 0 and n > 1 for s, n in zip(typical_strides(t), typical_sizes(t), strict=True))
-
-
 def _may_overlap_itself(t: Tensor) -> bool:
     """Not where each step, in order of size, is longer than all that lies below."""
     below = 0
@@ -156,11 +153,8 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 def is_dense(t: Tensor) -> bool:
     """Is each address between the first and the last that of one element?"""
     step = 1
-    dims = sorted(zip(typical_strides(t), typical_sizes(t), strict=True))
-    for stride, size in dims:
-        if size == 1:
-            continue
-        if stride != step:
+    for stride, size in sorted(zip(typical_strides(t), typical_sizes(t), strict=True)):
+        if size != 1 and stride != step:
             return False
         step *= size
     return True
@@ -209,17 +203,12 @@ def _changes_what_it_reads(written: Tensor, other: Tensor) -> bool:
 
 
 def _addresses(t: Tensor) -> Tensor:
-    out = torch.tensor(typical(t.storage_offset()))
-    for n, s in zip(typical_sizes(t), typical_strides(t), strict=True):
+    return addresses(geometry_of(t).typical)
+
+
+def addresses(g: Geometry) -> Tensor:
+    """Of all elements; outside of any recording."""
+    out = torch.tensor(g.offset)
+    for n, s in zip(g.size, g.stride, strict=True):
         out = out.unsqueeze(-1) + torch.arange(n) * s
     return out.flatten()
-
-
-def tensors_among(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_among(value)
-    return found

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Recipe, Step
-from aheadgrad.recording.disguises import InPlace
-from aheadgrad.recording.layouts import geometry_of
+from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.ledger import InPlace
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import TorchDispatchMode
@@ -53,22 +53,22 @@ def recipe(session: Session, source: Tensor, target: Tensor) -> Recipe:
             return Recipe(steps)
     if source.dtype != target.dtype or source.is_conj() != target.is_conj():
         raise FallbackError("an output is a view through another dtype of a tensor whose sizes changed")
-    return Recipe(geometry=session.geometry_in_eager(target))
+    return Recipe(geometry=session.ledger.final_geometry(target))
 
 
 def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
     """The view ops that made one subclass from another, as the recorder noted them."""
-    views = session.recorder.views  # type: ignore[attr-defined]
     steps: list[Step] = []
     while target is not source:
-        made = views.get(id(target))
+        line = session.ledger.of(target)
+        made = line.view
         if made is None:
             if _looks_like(target, source):
                 break  # another tensor around the same parts (`.data`)
             raise FallbackError("an output shares memory with a tensor subclass in a way that is not a view")
         if made.source_geometry != geometry_of(made.source):
             raise FallbackError("an output is a view of a tensor subclass that changed its shape since")
-        for call in reversed(session.reshapes.get(id(target), ())):
+        for call in reversed(line.reshapes):
             steps.append(_reshape_step(call))
         steps.append(Step(made.target, made.args, tuple(made.kwargs.items()), made.part))
         target = made.source
@@ -93,7 +93,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
     if not wanted:
         return (
             ()
-            if session.geometry_in_eager(source).typical == session.geometry_in_eager(target).typical
+            if session.ledger.final_geometry(source).typical == session.ledger.final_geometry(target).typical
             else None
         )
     start = _start(session, source)
@@ -103,7 +103,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
             end = functional.replay_steps(start, wanted)
     except (RuntimeError, IndexError, ValueError):
         return None
-    got, look = geometry_of(end).typical, session.geometry_in_eager(target).typical
+    got, look = geometry_of(end).typical, session.ledger.final_geometry(target).typical
     same = got.size == look.size if 0 in look.size else got == look  # fakes make up strides of nothing
     if not same or end.dtype != target.dtype:
         return None
@@ -112,7 +112,7 @@ def _steps(session: Session, source: Tensor, target: Tensor, wanted: list[object
 
 def _start(session: Session, source: Tensor) -> FakeTensor:
     """The source as it will look at run time: a recorded write may have made it denser than it is."""
-    look = session.geometry_in_eager(source)
+    look = session.ledger.final_geometry(source)
     if look.typical == geometry_of(source).typical:
         return session.fake(source)
     with functional.outside():

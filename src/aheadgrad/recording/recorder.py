@@ -13,9 +13,10 @@ from aheadgrad.errors import DataDependentError, FallbackError
 from aheadgrad.program.values import Origin, Region
 from aheadgrad.recording import zeros
 from aheadgrad.recording.environment import Ambient
+from aheadgrad.recording.known_values import Unknown, Values
+from aheadgrad.recording.ledger import Ledger
+from aheadgrad.recording.records import Trace
 from aheadgrad.recording.sameness import Sameness
-from aheadgrad.recording.trace import Trace
-from aheadgrad.recording.values import Unknown, Values
 from aheadgrad.report.origins import current_origin
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
@@ -66,11 +67,13 @@ class Recorder(TorchDispatchMode):
         adopt: Callable[[Tensor], Tensor],
         ambient: Ambient,
         values: Values,
+        ledger: Ledger,
         asserted: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.ambient = ambient
         self.values = values
+        self.ledger = ledger
         self.trace = trace
         self.mode = mode
         self.ops = OpCache(mode)

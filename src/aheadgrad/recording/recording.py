@@ -25,17 +25,17 @@ from aheadgrad.facts.facts import Facts
 from aheadgrad.joint import level as values
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Slot, UserInput, UserOutput
-from aheadgrad.recording.collect import collect
 from aheadgrad.recording.components import Component, Target
 from aheadgrad.recording.exits import Exit, copies, grown_views, inner_leaves, kept_inside, make_exits
 from aheadgrad.recording.forward import Call, Forward, Scalar, explained, run
+from aheadgrad.recording.input_facts import input_facts, member_facts
 from aheadgrad.recording.joint import Gradients, Joint
 from aheadgrad.recording.lower import Lowering
-from aheadgrad.recording.output_facts import Aliases
+from aheadgrad.recording.output_facts import Aliases, find_aliases
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, merge_shared
 from aheadgrad.report.origins import raised_below_users_code
-from aheadgrad.torchlayer.autocast import AutocastState, autocast_as, autocast_state, from_options
+from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
@@ -141,11 +141,6 @@ class Recording:
             return self.joint.exits[target.index].slot
         return UserOutput(target.index)
 
-    def record(
-        self, component: Component, pattern: Any, state: Any, requiring: Any = None, wanted: Any = None
-    ) -> Gradients:
-        return self.joint.record(component, pattern, lambda: autocast_as(state), requiring, wanted)
-
     @cached_property
     def scalars(self) -> list[tuple[int, Scalar]]:
         """Inputs that are no tensors: symbolic numbers and, in the drop-in's graphs, constants; each with
@@ -203,9 +198,15 @@ def _gone(see: Any) -> Any:
 def describe(plan: Plan, forward: Forward, options: Options) -> Recording:
     """What happened to inputs, what outputs share memory with, and what leaves the program."""
     ambient = autocast_state()
-    with forward.session.recording():
-        facts, aliases = collect(forward)
-        kept = kept_inside(forward.session, facts, keep=options.keep_inference_input_mutations)
+    session = forward.session
+    with session.recording():
+        inputs = [input_facts(session, i, e) for i, e in enumerate(session.entrances)]
+        inputs += [member_facts(session, k, m) for k, m in enumerate(session.members)]
+        aliases = find_aliases(forward)
+        changed = forward.grad_mode_after != forward.grad_mode_before
+        after = forward.grad_mode_after if changed else None
+        facts = Facts(tuple(inputs), tuple(aliases.outputs), tuple(aliases.roots), after)
+        kept = kept_inside(session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
     fixed, state = from_options(options.backward_autocast, ambient)
     return Recording(plan.call, forward, facts, aliases, exits, kept, options, ambient, state, fixed)
@@ -257,7 +258,7 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
             if inner.requires_grad and _differentiable(inner):
                 targets.append(Target("inside", i, inner, name))
-    for kind, index, tensor in inner_leaves(forward.session, facts, aliases, forward.outputs):
+    for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets
 
@@ -271,7 +272,7 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
     state = captured.backward_autocast
     expected = captured.joint.expected_pattern(component)
     try:
-        return captured.record(component, expected, state)
+        return captured.joint.record(component, expected, state)
     except Exception as error:
         ours = explained(error)
         for_later = isinstance(error, NotImplementedError) or isinstance(ours, DataDependentError)
@@ -281,35 +282,20 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
             raise FallbackError(f"a backward cannot be recorded: {reason_of(error)}") from error
         # from the second order on, also what nobody wrote, or decides by values
         captured.failures[number] = without_frames(error)
-    if len(component.exits) == 1:
-        return None if captured.order else _record_reachable(captured, component, expected)
-    working = []
-    for k in range(len(component.exits)):
-        alone = tuple(layout if i == k else None for i, layout in enumerate(expected))
-        try:
-            captured.record(component, alone, state)
-        except Exception:
-            continue
-        working.append(k)
-    if not working:
-        return None
-    some = tuple(layout if i in working else None for i, layout in enumerate(expected))
-    try:
-        return captured.record(component, some, state)
-    except Exception:
+    several = len(component.exits) > 1
+    if captured.order and not several:
         return None
 
-
-def _record_reachable(captured: Any, component: Component, pattern: Any) -> Gradients | None:
-    """The backward to those of its targets that it gets to: eager raises on the way to others only."""
-    state, count = captured.backward_autocast, len(component.targets)
-
-    def attempt(wanted: tuple[bool, ...]) -> Gradients | None:
+    def attempt(working: tuple[bool, ...]) -> Gradients | None:
+        """With some of several tangents; or with the only one to some targets, if eager gets to those."""
+        some = tuple(layout if there else None for layout, there in zip(expected, working, strict=False))
         try:
-            return captured.record(component, pattern, state, None, wanted)
+            asked = (some, None) if several else (expected, working)
+            return captured.joint.record(component, asked[0], state, None, asked[1])
         except Exception:
             return None
 
+    count = len(component.exits if several else component.targets)
     alone = [attempt(tuple(i == k for i in range(count))) for k in range(count)]
-    wanted = tuple(found is not None for found in alone)
-    return attempt(wanted) if any(wanted) else None
+    working = tuple(found is not None for found in alone)
+    return attempt(working) if any(working) else None

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.recording.overlaps import is_dense
+from aheadgrad.facts.facts import Geometry
+from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.overlaps import addresses, is_dense
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
@@ -53,7 +55,7 @@ def check_bounds(
             f"{there}"
         )
     if entrance is not None and not _lies_inside(size, stride, offset, t.element_size(), entrance.real):
-        session.limits.beyond.add(entrance.storage)
+        session.ledger.memory_known_by(entrance.storage).beyond = True
 
 
 def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:
@@ -69,8 +71,9 @@ def _is_part(size: Sequence[Any], stride: Sequence[Any], offset: Any, whole: Ten
     numbers = [*size, *stride, offset, *whole.size(), *whole.stride(), whole.storage_offset()]
     if not all(type(n) is int for n in numbers) or max(math.prod(size), whole.numel()) > _MOST_ADDRESSES:
         return False
-    own = _addresses(whole.size(), whole.stride(), whole.storage_offset())
-    return _addresses(size, stride, offset) <= own
+    with functional.outside():
+        part, inside = Geometry(tuple(size), tuple(stride), offset), geometry_of(whole)
+        return bool(torch.isin(addresses(part), addresses(inside)).all())
 
 
 def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any) -> None:
@@ -80,13 +83,6 @@ def check_reach(t: Tensor, size: Sequence[Any], stride: Sequence[Any], offset: A
         return
     if not _is_part(size, stride, offset, t):
         raise FallbackError("as_strided takes from a view what lies outside of it")
-
-
-def _addresses(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> set[Any]:
-    found = {offset}
-    for n, s in zip(size, stride, strict=True):
-        found = {a + k * s for a in found for k in range(n)}
-    return found
 
 
 def check_leaf_view(session: Session, t: Tensor) -> None:
@@ -145,7 +141,5 @@ def raised_before(session: Session) -> Exception | None:
                 out = target(*args, **kwargs)
             except Exception as error:
                 return error
-            several = isinstance(out, list | tuple)
-            pairs = zip(record.out, out, strict=True) if several else [(record.out, out)]
-            known.update({id(fake): now for fake, now in pairs})
+            known.update({id(fake): now for fake, now in record.results(out)})
     return None

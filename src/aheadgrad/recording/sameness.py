@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.recording.trace import Trace
+from aheadgrad.recording.records import Trace
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.symbols import expression, is_symbolic
 

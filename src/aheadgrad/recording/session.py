@@ -16,20 +16,18 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.facts.facts import Geometry
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
 from aheadgrad.recording.borders import enter_subclass
-from aheadgrad.recording.disguises import Disguises, InPlace
 from aheadgrad.recording.entrances import Entrance, Member, make_entrance
 from aheadgrad.recording.environment import Ambient, tracing
-from aheadgrad.recording.layouts import Layouts
+from aheadgrad.recording.known_values import Values
 from aheadgrad.recording.leaks import Handed
+from aheadgrad.recording.ledger import Ledger
 from aheadgrad.recording.lift import Lift
 from aheadgrad.recording.limits import Limits
 from aheadgrad.recording.open_sizes import OpenSizes
 from aheadgrad.recording.recorder import Recorder
-from aheadgrad.recording.trace import Trace
-from aheadgrad.recording.values import Values
+from aheadgrad.recording.records import Trace
 from aheadgrad.recording.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.report.origins import is_users
 from aheadgrad.torchlayer import functional, random
@@ -68,36 +66,35 @@ class Session:
         self._around: ExitStack | None = None  # what is on while the user's code (or a backward) runs
         self.trace = Trace()
         self.trace.sized = follows_values(mode)
+        self.ledger = Ledger()
         self.entrances: list[Entrance] = []
-        self.shadows: list[tuple[Entrance, Tensor]] = []
         self.members: list[Member] = []
         self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
-        self.no_views: list[Entrance] = []  # inputs of which the function asked what views refuse
         self._by_real: dict[int, Entrance] = {}
         self._closed_over: list[tuple[weakref.ref[Tensor], Entrance]] = []  # once arguments are forgotten
-        self._by_seen: dict[int, Entrance] = {}
         self.ambient = Ambient()
         recorder = VeiledRecorder if veiled else Recorder
         self.values = Values(self.trace, mode)
         self.recorder = recorder(
-            self.trace, mode, decompositions, self._adopt, self.ambient, self.values, self._asserted
+            self.trace,
+            mode,
+            decompositions,
+            self._adopt,
+            self.ambient,
+            self.values,
+            self.ledger,
+            self._asserted,
         )
-        self.layouts = Layouts()
         self.open_sizes = OpenSizes(self)
         self.reads_offsets = False
         self.hooked = False  # did the function put hooks on tensors?
         self.asks_autograd = False  # did the function ask what requires grad, or is a leaf?
         self.attends = False  # did the function call attention, whose kernels can be switched off?
-        self.result_geometry: dict[int, Geometry] = {}
-        self.disguises = Disguises()
         self.made_owners: dict[int, Tensor] = {}  # by id of all memory of some inputs: one of them
         self.parts: dict[int, Any] = {}  # by id: parts of subclasses, with their veils and values
         self.shared_parts: dict[int, dict[int, Tensor]] = {}  # by id of an output: with its tangents
-        self.reshapes: dict[int, list[InPlace]] = {}  # by id: what was done to tensor subclasses
         self.generators: list[tuple[torch.Generator, Tensor, int]] | None = None  # states, seeds at first
-        self.limits = Limits(self)
-        self.doubted = False  # was one of them used when its history was in doubt?
-        self.tainted: dict[int, Tensor] = {}  # by id: bases whose history has a part of such a doubt
+        self.limits = Limits(self.ledger, self.recorder.borrowed)
         self.handed = Handed(self)
         self.lifting = Lift(self)
 
@@ -153,7 +150,7 @@ class Session:
         """A traced tensor with the strides that it has in eager."""
         if self.veiled:
             self.recorder.settle(t)  # type: ignore[attr-defined]
-        self.layouts.settle(t)
+        self.ledger.settle(t)
 
     def given_parts(self) -> dict[int, str]:
         """By id of their traced tensor: what the parts of inputs are called in generated code."""
@@ -210,17 +207,22 @@ class Session:
 
     def _known_as(self, real: Tensor, entrance: Entrance) -> Entrance:
         self.entrances.append(entrance)
-        self.layouts.know(entrance.seen)
-        self._by_real[id(real)] = self._by_seen[id(entrance.seen)] = entrance
+        self.ledger.know(entrance.seen)
+        self.ledger.admit(entrance)
+        self._by_real[id(real)] = entrance
         return entrance
 
-    def geometry_in_eager(self, t: Tensor) -> Geometry:
-        """What a tensor looks like in eager, whatever the recorded ops made of it."""
-        found = self.result_geometry.get(id(t))
-        return self.layouts.geometry_in_eager(t) if found is None else found
+    def enter_as_member(self, member: Member) -> None:
+        self.members.append(member)
+        self.ledger.admit(member)
+
+    def input(self, index: int) -> Entrance | Member:
+        """By its number in the facts: members count down from -1."""
+        return self.entrances[index] if index >= 0 else self.members[-1 - index]
 
     def entrance_of(self, seen: Tensor) -> Entrance | None:
-        return self._by_seen.get(id(seen))
+        given = self.ledger.given(seen)
+        return given if isinstance(given, Entrance) else None
 
     def _entered(self, real: Tensor) -> Entrance | None:
         """The entrance of a real tensor, if it has entered."""
@@ -268,7 +270,7 @@ class Session:
         """Is this surely a tensor in memory of its own, not an input or a view of one?"""
         if type(t) not in (Tensor, Veil) or t.layout is not torch.strided:
             return False
-        if self.members or self.shadows or any(e.form is not None for e in self.entrances):
+        if self.members or any(e.form is not None or e.old_memory is not None for e in self.entrances):
             return False
         key = functional.storage_key(t)
         return functional.is_wrapped(t) and all(e.storage != key for e in self.entrances)
@@ -280,7 +282,7 @@ class Session:
             return
         if is_view(entrance.real):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
-        self.no_views.append(entrance)
+        entrance.no_view = True
 
     def must_not_get_a_second_history(self, t: Tensor) -> None:
         """A view that came without grad and got a history through a part of it: eager takes it for
@@ -316,41 +318,14 @@ class Session:
             if random.was_set(*found):
                 raise FallbackError("the random state is set inside the function")
 
-    def shadow_of(self, entrance: Entrance) -> Tensor | None:
-        """An alias of the memory that an input had at first, where it may have left it."""
-        return next((s for e, s in self.shadows if e is entrance), None)
-
     def note_hidden(self, written: Tensor, others: list[Tensor]) -> None:
         """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
         base = base_of(written) if is_view(written) and written.requires_grad else None
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
 
-    def real_of(self, seen: Tensor) -> Tensor | None:
-        """The caller's tensor."""
-        entrance = self.entrance_of(seen)
-        if entrance is not None:
-            return entrance.real
-        return next((m.real for m in self.members if m.seen is seen), None)
-
-    def is_input(self, t: Tensor) -> bool:
-        return self.entrance_of(t) is not None or any(m.seen is t for m in self.members)
-
-    def in_doubt(self, t: Tensor) -> bool:
-        """Is this a subclass that changed its shape, or a view of one, whose history eager makes anew?"""
-        views = self.recorder.views if self.veiled else {}  # type: ignore[attr-defined]
-        if self.tainted and id(base_of(t) if is_view(t) else t) in self.tainted:
-            return True
-        while True:
-            calls, made = self.reshapes.get(id(t)), views.get(id(t))
-            if calls and calls[-1].in_doubt:
-                return True
-            if made is None:
-                return False
-            t = made.source
-
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""
         entrance = self.entrance_of(seen)
-        if entrance is not None and not any(e is entrance for e, _ in self.shadows):
-            self.shadows.append((entrance, seen.detach()))
+        if entrance is not None and entrance.old_memory is None:
+            entrance.old_memory = seen.detach()

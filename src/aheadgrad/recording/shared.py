@@ -15,6 +15,8 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import SharedBase, Slot
 from aheadgrad.recording.entrances import Enter, Member
+from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.overlaps import is_dense
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta, version
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) -> None:
     """One entrance for the owner; the others are aliases and views of it."""
     owner = group.roots[0]
-    names = tuple(slot.describe() for slot in group.slots)
+    names = ", ".join(slot.describe() for slot in group.slots)
     owner_seen = session.enter(SharedBase(names), owner).seen
     roots = {id(owner): owner_seen}
     slots = {id(m): slot for m, slot in zip(group.members, group.slots, strict=True)}
@@ -41,7 +43,7 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
         member.slot, member.owner = slots.get(id(root), SharedBase(names)), owner
         member.version = version(member.seen) if separate else None
         roots[id(root)] = member.seen
-        session.members.append(member)
+        session.enter_as_member(member)
     for given in group.members:
         if id(given) in roots:
             seen[id(given)] = roots[id(given)]
@@ -53,7 +55,7 @@ def enter_shared(session: Session, group: SharedGroup, seen: dict[int, Tensor]) 
         if creation_meta(given) != CreationMeta.DEFAULT:
             set_creation_meta(view, creation_meta(given))
         seen[id(given)] = view
-        session.members.append(_member(slots[id(given)], given, owner, view, is_root=False))
+        session.enter_as_member(_member(slots[id(given)], given, owner, view, is_root=False))
 
 
 def whole_storage(t: Tensor) -> Tensor:
@@ -70,24 +72,13 @@ def _enter_root(session: Session, root: Tensor, alias: Tensor) -> Member:
         leaf = session.wrap(session.fake(root)).requires_grad_()
         with torch.enable_grad():
             alias = Enter.apply(leaf, [alias])
-    member = _member(SharedBase(()), root, root, alias, is_root=True)
+    member = _member(SharedBase(""), root, root, alias, is_root=True)
     member.leaf = leaf
     return member
 
 
 def _member(slot: Slot, real: Tensor, owner: Tensor, seen: Tensor, *, is_root: bool) -> Member:
-    return Member(
-        slot,
-        real,
-        owner,
-        seen,
-        seen.grad_fn,
-        real.requires_grad,
-        is_root,
-        tuple(real.size()),
-        tuple(real.stride()),
-        real.storage_offset(),
-    )
+    return Member(slot, real, owner, seen, seen.grad_fn, real.requires_grad, is_root, geometry_of(real))
 
 
 def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool = True) -> Tensor:
@@ -129,12 +120,7 @@ def _order(stride: Any) -> list[int]:
 
 def is_flat(t: Tensor) -> bool:
     """Without gaps, in some order of its dimensions."""
-    step = 1
-    for d in reversed(_order(t.stride())):
-        if t.size(d) != 1 and t.stride(d) != step:
-            return False
-        step *= t.size(d)
-    return t.numel() > 0
+    return t.numel() > 0 and is_dense(t)
 
 
 def _strided(flat: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor | None:

@@ -16,6 +16,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import InputFacts
 from aheadgrad.program.slots import ClosedOver
 from aheadgrad.recording.forward import Call, Forward, SharedGroup
+from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.input_facts import input_facts
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared import is_flat, whole_storage
@@ -64,7 +65,7 @@ def merge_shared(forward: Forward, call: Call) -> Call | None:
     if call.shared:
         return None
     session = forward.session
-    facts = {id(e.real): input_facts(session, i, e.seen, e.value, e) for i, e in enumerate(session.entrances)}
+    facts = {id(e.real): input_facts(session, i, e) for i, e in enumerate(session.entrances)}
     slots = {id(real): slot for slot, real in call.inputs}
     _check_lifted(forward, facts)
     if session.veiled:
@@ -156,20 +157,22 @@ def _remembers_version(t: Tensor) -> bool:
 def check_reshapes(forward: Forward) -> None:
     """A view that changed its shape must not be used after its memory has changed, nor leave so."""
     session = forward.session
-    leaving = [v for v in forward.outputs if isinstance(v, Tensor)]
-    if session.reshapes and (session.doubted or any(map(session.in_doubt, leaving))):
+    leaving = [v for v in forward.outputs if isinstance(v, Tensor)] + [m.seen for m in session.members]
+    ledger = session.ledger
+    if ledger.has_reshapes and (ledger.doubted or any(map(ledger.in_doubt, leaving))):
         raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
 
 
 def check_bases(session: Session) -> None:
     """A subclass that changes its shape in place while other inputs are views of it: eager would make
     these views again from the new shape."""
-    reshaped = [id(base_of(m.seen)) for m in session.members if id(m.seen) in session.reshapes]
+    reshapes = session.ledger.reshapes
+    reshaped = [id(base_of(m.seen)) for m in session.members if reshapes(m.seen)]
     if len(set(reshaped)) < len(reshaped):
         raise FallbackError("several views of one tensor subclass change their shapes")
     for member in session.members:
         base = base_of(member.seen)
-        if base is not None and id(base) in session.reshapes:
+        if base is not None and reshapes(base):
             raise FallbackError("a tensor subclass changes its shape, and other inputs are views of it")
 
 
@@ -194,14 +197,10 @@ def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool
         return all(_holds_all(one, *others) for (one,), *others in columns)
     first, last = extent(root)
     for t in (*roots, *members):
-        (start, end), alike = extent(t), t.dtype == root.dtype and _geometry(t) == _geometry(root)
+        (start, end), alike = extent(t), t.dtype == root.dtype and geometry_of(t) == geometry_of(root)
         if start < first or end > last or not (alike or is_flat(root) or base_of(t) is root):
             return False
     return True
-
-
-def _geometry(t: Tensor) -> tuple[object, ...]:
-    return t.size(), t.stride(), t.storage_offset()
 
 
 def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:

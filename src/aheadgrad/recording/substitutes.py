@@ -58,15 +58,12 @@ def _native_batch_norm(
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    *rest: Any,
+    **named: Any,
 ) -> Any:
-    if running_mean is None or running_var is None:
-        return torch.native_batch_norm(
-            input, weight, bias, running_mean, running_var, training, momentum, eps
-        )
-    return batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    plain = running_mean is None or running_var is None
+    norm = torch.native_batch_norm if plain else batch_norm_legit
+    return norm(input, weight, bias, running_mean, running_var, *rest, **named)
 
 
 def _instance_norm(

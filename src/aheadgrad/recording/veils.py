@@ -11,13 +11,14 @@ So autograd's history belongs to the subclass, as in eager, and the program is m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, FallbackError
-from aheadgrad.recording.layouts import geometry_of, restore
+from aheadgrad.recording.geometry import geometry_of, restore
+from aheadgrad.recording.ledger import ViewCall
 from aheadgrad.recording.overlaps import check_memory
 from aheadgrad.recording.recorder import Recorder
 from aheadgrad.torchlayer import functional
@@ -42,28 +43,12 @@ class NeedsVeils(AheadgradError):
     """A subclass appeared in a trace that was begun for plain tensors."""
 
 
-class View(NamedTuple):
-    """How a view of a subclass was made."""
-
-    out: Tensor
-    source: Tensor
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    part: int | None
-    source_geometry: Any
-
-
 class VeiledRecorder(Recorder):
     """The recorder of traces with subclasses."""
 
     inside = False  # below functionalization
     asking = 0  # inside subclasses' own code
     declines = False  # the next op is for others
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.views: dict[int, View] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -115,7 +100,7 @@ class VeiledRecorder(Recorder):
                 if isinstance(part, Tensor) and is_foreign(part):
                     at = k if several else None
                     look = geometry_of(args[0])
-                    self.views[id(part)] = View(part, args[0], func, args[1:], kwargs, at, look)
+                    self.ledger.of(part).view = ViewCall(args[0], func, args[1:], kwargs, at, look)
         return out
 
     def _functional(

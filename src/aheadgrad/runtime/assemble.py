@@ -7,7 +7,7 @@ Sections, in the order in which they run:
     nodes        one autograd node per component adopts its outputs
     updates      input updates that autograd must see
     views        outputs that share memory, made again from their roots
-    ambient      grad mode as the function left it
+    grad mode    as the function left it
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.conventions import ambient, outputs, updates
+from aheadgrad.conventions import outputs, updates
 from aheadgrad.conventions.assembly import Assembly, NodeCall
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.joint.level import Target
@@ -47,7 +47,8 @@ def assemble(a: Assembly) -> Assembled:
     script = Script("entry", a.names)
     params = [f"p{i}" for i in range(a.inputs)]
     for name in a.used_before:
-        script.line(f"used_{name} = {script.names.name(history_now, 'history_now')}({name})")
+        now = script.names.name(history_now, "history_now")
+        script.line(f"used_{name} = {now}({name}.requires_grad_())")  # a leaf, if only from now on
     if any(node.direct for node in a.nodes):
         _direct_section(script, a, params)
     else:
@@ -58,7 +59,8 @@ def assemble(a: Assembly) -> Assembled:
         _graded_sections(script, a)
     else:
         outputs.emit(script, a)
-    ambient.emit(script, a)
+    if a.facts.grad_mode_after is not None:
+        script.line(f"{script.names.name(set_grad_enabled, 'set_grad')}({a.facts.grad_mode_after})")
     returned = outputs.expressions(a)
     script.line(f"return {a.returns(returned) if a.returns else '[' + ', '.join(returned) + ']'}")
     run, source = script.function(", ".join([*params, *a.members]))
@@ -98,23 +100,23 @@ def result_name(i: int) -> str:
 
 def _forward_section(script: Script, a: Assembly, params: list[str]) -> None:
     set_grad = script.names.name(set_grad_enabled, "set_grad")
-    if a.autocast is not None:
+    if a.joint.autocast is not None:
         off = script.names.name(torch.set_autocast_enabled, "set_autocast")
-        for device, _ in a.autocast.enabled:
+        for device, _ in a.joint.autocast.enabled:
             script.line(f"{off}({device!r}, False)")
-    if a.grad_before and not a.inference:
+    if a.joint.grad_before and not a.inference:
         script.line(f"{set_grad}(False)")
-    needs_restore = (a.grad_before and not a.inference) or a.autocast is not None
+    needs_restore = (a.joint.grad_before and not a.inference) or a.joint.autocast is not None
     if not needs_restore:
         _call_forward(script, a, params)
         return
     with script.block("try:"):
         _call_forward(script, a, params)
     with script.block("finally:"):
-        if a.grad_before and not a.inference:
+        if a.joint.grad_before and not a.inference:
             script.line(f"{set_grad}(True)")
-        if a.autocast is not None:
-            for device, _ in a.autocast.enabled:
+        if a.joint.autocast is not None:
+            for device, _ in a.joint.autocast.enabled:
                 script.line(f"{off}({device!r}, True)")
 
 
@@ -139,7 +141,8 @@ def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
 def _graded_sections(script: Script, a: Assembly) -> None:
     """Nodes, tracked updates and views, in grad mode."""
     set_grad = script.names.name(set_grad_enabled, "set_grad")
-    if a.grad_before or not (a.nodes or outputs.any_views(a) or updates.any_tracked(a)):
+    tracked = any(f.history_changed for f in a.facts.inputs)
+    if a.joint.grad_before or not (a.nodes or a.facts.roots or tracked):
         _emit_graded(script, a)
         return
     script.line(f"{set_grad}(True)")
@@ -166,8 +169,8 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         single = "" if len(node.exits) > 1 else ","
         call = f"{apply}(({outs}{single}), ({saved}), ({sizes}){targets})"
         _take(script, node, outs, call)
-    if len(a.exits) < a.results:
-        script.line(f"del {', '.join(result_name(i) for i in range(len(a.exits), a.results))}")
+    if a.joint.count < a.results:
+        script.line(f"del {', '.join(result_name(i) for i in range(a.joint.count, a.results))}")
     updates.emit_tracked(script, a)
     updates.emit_watches(script, a)
     outputs.emit(script, a)
@@ -180,9 +183,9 @@ def nowhere() -> Tensor:
 
 def _exit_name(script: Script, a: Assembly, i: int) -> str:
     """The name of something that a node adopts; passages have no memory of their own."""
-    if i < len(a.exits):
+    if i < a.joint.count:
         return result_name(i)
-    passage, literal = a.passages[i - len(a.exits)], script.names.literal
+    passage, literal = a.joint.exits[i], script.names.literal
     made = f"{literal(passage.size)}, {literal((0,) * len(passage.size))}, dtype={literal(passage.dtype)}"
     empty = script.names.name(torch.empty_strided, "empty_strided")
     script.line(f"passage{i} = {empty}({made}, device={literal(passage.device)})")

@@ -26,7 +26,7 @@ from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.differentiable import Higher
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.node import Direct, make_node
-from aheadgrad.runtime.saved import SavedNames
+from aheadgrad.runtime.saved_names import SavedNames
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
@@ -108,18 +108,13 @@ class _Making:
         made = [self._node(component) for component in joint.components]
         sizes = SizeTexts(joint, self._told_sizes()) if joint.has_symbols else None
         assembly = Assembly(
-            facts=joint.facts,
-            exits=joint.leaving,
-            passages=joint.exits[joint.count :],
+            joint=joint,
             inputs=len(joint.entrances) + len(joint.numbers),
             forward=self.forward,
             results=self.results,
             nodes=[call for call, _ in made],
             view_results=self.views,
-            grad_before=joint.grad_before,
             inference=torch.is_inference_mode_enabled(),
-            autocast=joint.autocast,
-            in_graph_updates=joint.in_graph,
             members=tuple(f"m{k}" for k in range(len(joint.members))),
             held_as_they_are=unchanged_wholes(joint),
             used_before=_used_before(joint),
@@ -196,7 +191,7 @@ class _Making:
             and component.exits == tuple(range(joint.count))
             and all(t.kind == "input" for t in component.targets)
             and all(f.untouched for f in joint.facts.inputs)
-            and joint.facts.ambient.grad_mode_after is None
+            and joint.facts.grad_mode_after is None
             and all(isinstance(f, Fresh) and f.geometry is None for f in joint.facts.outputs)
         )
         if not plain or not component.targets:

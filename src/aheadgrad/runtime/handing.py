@@ -1,4 +1,4 @@
-"""A backward hands over to the one below it that comes next anyway (`recording/handing` has the reason).
+"""A backward hands over to the one below it that comes next anyway (`recording/meeting` has the reason).
 
 A node of the next order may hand over if the engine is going to run the nodes below it, in this very
 backward, and has not run them yet. What it hands over waits at their lifetimes.

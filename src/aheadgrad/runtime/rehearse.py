@@ -12,8 +12,7 @@ from torch import Tensor
 
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.joint.level import Joint
-from aheadgrad.program.opened import opened
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Slot, opened
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer import random
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op

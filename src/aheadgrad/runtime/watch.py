@@ -13,9 +13,8 @@ from typing import Any
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
-from aheadgrad.joint.level import Component, Exit, Joint, is_handed_out
+from aheadgrad.joint.level import Component, Joint, is_handed_out
 from aheadgrad.partition.saved import SavedSet
-from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 
@@ -103,16 +102,16 @@ def _updated_and_saved(joint: Joint, sources: set[Any], exact: set[Any]) -> dict
     Those changed in sight of autograd, and those changed through `.data`: what an in-place op on a
     view saved is hidden from autograd's nodes, so the values that we save have to tell.
     """
-    changed = [f for f in joint.facts.inputs if f.is_updated and f.index not in joint.in_graph]
-    exits: list[Exit] = [e for e in joint.leaving if isinstance(e.slot, UpdatedInput)]
+    facts = [f for f in joint.facts.inputs if f.index in joint.updated]
+    updated = [(f, joint.leaving[joint.updated[f.index]]) for f in facts]
     source = joint.tape.view_source
     if any(joint.members):
-        for fact, e in zip(changed, exits, strict=True):
+        for fact, e in updated:
             saved = any(source(v) in sources for v in values_of(e.value))
             if fact.index >= 0 and not fact.version_bumps and saved:
                 raise FallbackError("memory that is saved for backward is changed through .data")
     found: dict[str, set[Any]] = {}
-    for fact, e in zip(changed, exits, strict=True):
+    for fact, e in updated:
         if fact.index < 0 or not fact.data_changed:
             continue
         if not fact.history_changed and fact.version_bumps and e.value in exact:

@@ -72,7 +72,7 @@ def assumed_of_inputs(
     ignored = not captured.forward.grad_mode_before  # then the check of tensors passes over it
     rewritten = {f.index for f in facts if not f.untouched}
     views = {f.index for f in facts if f.history_changed}
-    no_views = {id(entrance.real) for entrance in session.no_views}
+    no_views = {id(entrance.real) for entrance in session.entrances if entrance.no_view}
     for i, real in enumerate(reals):
         if ignored and (asks or session.ambient.grad_was_on):
             yield i, "requires_grad", _requires_grad, real.requires_grad

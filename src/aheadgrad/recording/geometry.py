@@ -32,57 +32,6 @@ def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(reversed(strides))
 
 
-class Layouts:
-    """Tensors of one session that were written to and have lost their look."""
-
-    def __init__(self) -> None:
-        self.pending: dict[int, tuple[Tensor, Geometry]] = {}
-        self.known: dict[int, list[Tensor]] = {}
-        self.touched: set[int] = set()
-
-    def know(self, t: Tensor) -> None:
-        """A tensor that may have to get its look back when another one in its storage is written."""
-        self.known.setdefault(functional.storage_key(t), []).append(t)
-
-    def siblings(self, t: Tensor) -> list[tuple[Tensor, Geometry]]:
-        """The other tensors in t's storage, as they look now."""
-        others = self.known.get(functional.storage_key(t), ())
-        return [(o, self.geometry_in_eager(o)) for o in others if o is not t]
-
-    def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
-        self.touched.add(functional.storage_key(t))
-        for other, look in siblings:
-            self.pending.setdefault(id(other), (other, look))
-        functional.sync(t)
-        now = geometry_of(t)
-        if now.typical == before.typical or now.typical.size != before.typical.size:
-            return
-        if before.repeats:
-            return
-        self.pending[id(t)] = (t, before)
-
-    def geometry_in_eager(self, t: Tensor) -> Geometry:
-        """What a tensor looks like in eager."""
-        found = self.pending.get(id(t))
-        return geometry_of(t) if found is None else found[1]
-
-    def settle(self, values: Any) -> None:
-        """Gives back their look to those of the pending tensors that are about to be used."""
-        if isinstance(values, Tensor):
-            base = base_of(values) if is_view(values) else None
-            if base is not None and id(base) in self.pending:  # first, as the view is taken from it
-                restore(*self.pending.pop(id(base)))
-            found = self.pending.pop(id(values), None)
-            if found is not None:
-                restore(*found)
-        elif isinstance(values, list | tuple):
-            for value in values:
-                self.settle(value)
-        elif isinstance(values, dict):
-            for value in values.values():
-                self.settle(value)
-
-
 def restore(t: Tensor, geometry: Geometry) -> None:
     functional.sync(t)
     if geometry_of(t).typical == geometry.typical:

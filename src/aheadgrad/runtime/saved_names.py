@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from aheadgrad.facts.facts import InputFacts
 from aheadgrad.joint.level import Component, Joint
 from aheadgrad.partition.saved import SavedValue, Split
-from aheadgrad.program.slots import UpdatedInput
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.subclasses import part_names, values_of
 
@@ -24,12 +20,13 @@ class SavedNames:
             for value, name in zip(values_of(e.value), part_names(e.value, f"p{i}"), strict=True)
         }
         kept = {memory for c in joint.components for saves in c.saves for memory in saves}
-        for fact, value in updates(joint):
-            if fact.history_changed or fact.geometry is not None or fact.index < 0 or fact.parts is not None:
+        for fact in joint.facts.inputs:
+            only_data = not (fact.storage_changed or fact.history_changed or fact.geometry or fact.parts)
+            if fact.index < 0 or fact.index not in joint.updated or not only_data:
                 continue
             if fact.version_bumps or joint.entrances[fact.index].memory in kept:
                 # The input holds the same values by now, and eager saves it too.
-                self.inputs.setdefault(value, f"p{fact.index}")
+                self.inputs.setdefault(joint.leaving[joint.updated[fact.index]].value, f"p{fact.index}")
         self.exits: dict[Value, list[int]] = {}
         for i, e in enumerate(joint.leaving):
             if type(e.value) is Value:
@@ -56,15 +53,3 @@ class SavedNames:
         shared = any(self.joint.exits[i].differentiable for i in exits)
         shared |= self.versions_move and self.joint.tape.is_view(value)
         return f"r{self.first + self.positions[value]}" + (".detach()" if shared else "")
-
-
-def updates(joint: Joint) -> list[tuple[InputFacts, Any]]:
-    """Inputs whose data the call changes, with their new values."""
-    exits = iter(e for e in joint.leaving if isinstance(e.slot, UpdatedInput))
-    found = []
-    for fact in joint.facts.inputs:
-        if fact.index not in joint.in_graph and fact.is_updated:
-            value = next(exits).value
-            if fact.data_changed and not fact.storage_changed:
-                found.append((fact, value))
-    return found

@@ -23,7 +23,7 @@ from aheadgrad.torchlayer.kernels import for_real
 from aheadgrad.torchlayer.symbols import constant_of, is_symbolic
 
 if TYPE_CHECKING:
-    from aheadgrad.recording.trace import Record, Trace
+    from aheadgrad.recording.records import Record, Trace
 
 _LARGEST = 1 << 16  # elements of a constant that is worth computing
 
@@ -134,8 +134,6 @@ class Values:
 
     def _run(self, record: Record) -> None:
         args, kwargs = pytree.tree_map(self._real, (record.args, record.kwargs))
-        out = record.target(*args, **kwargs)
-        several = isinstance(out, list | tuple)
-        for fake, real in zip(record.out, out, strict=True) if several else [(record.out, out)]:
+        for fake, real in record.results(record.target(*args, **kwargs)):
             if isinstance(fake, FakeTensor):
                 self._found[id(fake)] = real

@@ -9,6 +9,7 @@ graph is asked for, so ops that no result needs cost next to nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,21 +44,25 @@ class Record:
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
-        found: list[Tensor] = []
-        _collect(self.args, found)
-        if self.kwargs:
-            _collect(tuple(self.kwargs.values()), found)
-        return found
+        return tensors_among((*self.args, *self.kwargs.values()))
+
+    def results(self, out: Any) -> list[tuple[Any, Any]]:
+        """What it made, each with what the same op made when it was run again."""
+        several = isinstance(out, list | tuple)
+        return list(zip(self.out, out, strict=True)) if several else [(self.out, out)]
 
 
-def _collect(values: Any, found: list[Tensor]) -> None:
+def tensors_among(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among values, and in lists, tuples and dictionaries among them."""
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            _collect(value, found)
+            found += tensors_among(value)
         elif isinstance(value, dict):
-            _collect(value.values(), found)
+            found += tensors_among(value.values())
+    return found
 
 
 class Trace:

@@ -9,7 +9,6 @@ comes from both sides. Two backwards that know nothing of each other would both 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from aheadgrad.errors import CaptureError
@@ -17,7 +16,6 @@ from aheadgrad.joint.requests import Request
 from aheadgrad.recording.components import Component, Edge, Passage, Target, beyond, walk
 from aheadgrad.recording.joint import Gradients
 from aheadgrad.recording.orders import Derivative
-from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import edge_metadata, number_of, runs_python
 
 Ends = list[tuple[int, int]]
@@ -38,8 +36,7 @@ def record_handing(level: Any, component: Component, pattern: Any, state: Any, r
         cut.beyond = beyond(cut)
         wanted = (*wanted, *(True for _ in ends))
     places = [_passage(level.joint.inner[number]) for number in request.handed]
-    around = partial(autocast_as, state)
-    gradients: Gradients = level.joint.record(cut, pattern, around, None, wanted, places)
+    gradients: Gradients = level.joint.record(cut, pattern, state, None, wanted, places)
     return gradients, list(found.values())
 
 
