@@ -37,6 +37,7 @@ from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
 from aheadgrad.program.layouts import serves
+from aheadgrad.program.opened import opened
 from aheadgrad.program.program import Program
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
@@ -224,25 +225,35 @@ class Steps:
         wanted: Wanted,
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
-        fixed, options = self.level.fixed_autocast, self.level.options
+        fixed = self.level.fixed_autocast
+        asked, by_subclasses = _asked(self.level, pattern)
+        backend = "eager" if by_subclasses else self.level.options.backend
 
         def make(further: Further) -> Any:
             level, door = further.level, further.door
             assert level is not None
             assert door is not None
+            if by_subclasses:
+                level = replace(level, options=replace(level.options, backend="eager"))
             parts = split_next(level, saved)
-            program = compile_program(options.backend, parts.program, self.mode)
+            program = compile_program(backend, parts.program, self.mode)
+            more = len(parts.program.results) - len(opened((e.slot, e.value) for e in level.leaving))
+            program = backward_of_wholes(level.recorded, program, len(saved.values), more)
             backwards = [
-                compile_program(options.backend, backward_program(level, g, kept), self.mode)
-                if g is not None and g.usual
-                else None
+                None
+                if g is None or not g.usual
+                else backward_of_wholes(
+                    g,
+                    compile_program(backend, backward_program(level, g, kept), self.mode),
+                    len(kept.values),
+                )
                 for g, kept in zip(level.gradients, parts.saved, strict=True)
             ]
             under = self.level.backward_autocast if fixed else state
             steps = Steps(level, door, self.mode)
             return make_step(level, parts, program, backwards, saved, ways, under, steps)
 
-        request = Request(component.number, pattern, state, requiring, wanted=wanted)
+        request = Request(component.number, asked, state, requiring, wanted=wanted)
         return self._recorded(request, saved, make)
 
     def handing(
