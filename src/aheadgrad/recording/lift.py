@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError
 from aheadgrad.recording import layouts
+from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.disguises import OUT_OF_PLACE, InPlace
 from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
@@ -33,6 +34,7 @@ from aheadgrad.recording.values import Unknown
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
+    HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
     TorchFunctionMode,
@@ -256,6 +258,10 @@ class Lift(TorchFunctionMode):
             op = only_overload(func)
             if changes_arguments(op):
                 return call_changing(self.session, op, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            out = controlled(self.session, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if func is torch.Tensor.storage_offset and not self.session.is_new(args[0]):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:

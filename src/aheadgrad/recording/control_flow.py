@@ -1,0 +1,326 @@
+"""Control-flow operators: graphs in place of functions, and derivatives that are such operators again.
+
+    cond(p, f, g, xs)       ->  cond(p, vjp f, vjp g, (xs, tangents))
+    map(f, xs, others)      ->  map(vjp f, (xs, tangents), others), summed up for the others
+    scan(f, c, xs, others)  ->  scan(vjp f, tangents of c, (xs, carries, tangents) from the last to the first)
+    while_loop(p, f, c)     ->  while_loop over the carries, from the last to the first
+
+So there are derivatives of any order. What the functions close over is one more operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from aheadgrad.errors import FallbackError
+from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer import trees as pytree
+from aheadgrad.torchlayer.bodies import Closed, Function, GraphModule, outputs_of, traced, vjp
+from aheadgrad.torchlayer.fake import fake_like
+
+if TYPE_CHECKING:
+    from aheadgrad.recording.session import Session
+
+_ops = torch.ops.higher_order
+
+
+def controlled(session: Session, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of an operator that the function calls; NotImplemented for one that is left to torch."""
+    rule = _RULES.get(op)
+    if rule is None or session.veiled:
+        return NotImplemented
+    return rule(session, *args, **kwargs)
+
+
+def _fakes(session: Session, tensors: Sequence[Tensor]) -> list[Any]:
+    """Examples of operands, for graphs."""
+    found = []
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise FallbackError("an operand of a control-flow operator is no tensor")
+        functional.sync(t)
+        with functional.outside():
+            found.append(fake_like(session.mode, functional.unwrap(t)))
+    return found
+
+
+def _rows(session: Session, tensors: Sequence[Tensor]) -> list[Any]:
+    with functional.outside():
+        return [t[0].clone() for t in _fakes(session, tensors)]
+
+
+def _cond(session: Session, pred: Any, true: Any, false: Any, operands: Any) -> Any:
+    closed, examples = Closed(session.mode, session.lift), _fakes(session, operands)
+    (one, spec), (other, _) = closed.graph(true, examples), closed.graph(false, examples)
+    rule = Cond(closed.complete(one), closed.complete(other), (*examples, *closed.fakes))
+    return pytree.tree_unflatten(list(rule.apply(session, pred, *operands, *closed.tensors)), spec)
+
+
+def _map(session: Session, function: Any, xs: Any, others: Any) -> Any:
+    closed, rows, rest = Closed(session.mode, session.lift), _rows(session, xs), _fakes(session, others)
+    graph, spec = closed.graph(function, (*rows, *rest))
+    rule = Map(closed.complete(graph), len(xs), (*rows, *rest, *closed.fakes))
+    return pytree.tree_unflatten(list(rule.apply(session, *xs, *others, *closed.tensors)), spec)
+
+
+def _scan(session: Session, function: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+    closed = Closed(session.mode, session.lift)
+    examples = *_fakes(session, init), *_rows(session, xs), *_fakes(session, additional_inputs)
+    graph, spec = closed.graph(function, examples)
+    rule = Scan(closed.complete(graph), len(init), len(xs), (*examples, *closed.fakes))
+    out = rule.apply(session, *init, *xs, *additional_inputs, *closed.tensors)
+    return pytree.tree_unflatten(list(out)[: spec.num_leaves], spec)
+
+
+def _while(session: Session, test: Any, function: Any, carried: Any, additional_inputs: Any) -> Any:
+    if not all(isinstance(t, Tensor) for t in carried):
+        return NotImplemented  # a number, whose value is not known afterwards
+    closed, examples = Closed(session.mode, session.lift), _fakes(session, (*carried, *additional_inputs))
+    (asks, _), (goes, spec) = closed.graph(test, examples), closed.graph(function, examples)
+    functions = closed.complete(asks), closed.complete(goes)
+    rule = While(*functions, len(carried), (*examples, *closed.fakes))
+    out = rule.apply(session, *carried, *additional_inputs, *closed.tensors)
+    return pytree.tree_unflatten(list(out)[: len(carried)], spec)
+
+
+_RULES = {_ops.cond: _cond, _ops.map_impl: _map, _ops.scan: _scan, _ops.while_loop: _while}
+
+
+Tensors = list[Tensor]
+
+
+class Rule:
+    """An operator with its graphs."""
+
+    def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
+        """A function of the operands. `keeps`: with what its derivative needs behind its results."""
+        raise NotImplementedError
+
+    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        """Gradients of the operands."""
+        raise NotImplementedError
+
+    def apply(self, session: Session, *operands: Tensor) -> tuple[Tensor, ...]:
+        out: tuple[Tensor, ...] = _Controlled.apply(session, self, *operands)
+        return out
+
+
+class _Controlled(torch.autograd.Function):
+    """One operator, as autograd sees it."""
+
+    @staticmethod
+    def forward(ctx: Any, session: Session, rule: Rule, *operands: Tensor) -> Any:
+        values = []
+        for t in operands:
+            functional.sync(t)
+            values.append(functional.unwrap(t))
+        operator = rule.operator(keeps=any(ctx.needs_input_grad))
+        with functional.below(), functional.below_autograd():
+            results = operator(values)
+        out = tuple(session.wrap(t) for t in results)
+        ctx.session, ctx.rule, ctx.count = session, rule, len(operands)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands, *out)
+        ctx.mark_non_differentiable(*(t for t in out if not _differentiable(t)))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        operands, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        return None, None, *ctx.rule.derive(ctx.session, operands, results, tangents)
+
+
+def _filled(tangents: Sequence[Tensor | None], like: Sequence[Tensor], which: Sequence[bool]) -> Tensors:
+    """The tangents of these, zeros where there are none."""
+    found = compress(zip(tangents, like, strict=False), which)
+    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in found]
+
+
+def _differentiable(t: Any) -> bool:
+    return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+
+
+def _which(tensors: Sequence[Any]) -> list[bool]:
+    return [_differentiable(t) for t in tensors]
+
+
+def _spread(wanted: Sequence[bool], grads: Sequence[Tensor]) -> list[Any]:
+    rest = iter(grads)
+    return [next(rest) if w else None for w in wanted]
+
+
+def _cut(values: Sequence[Any], *lengths: int) -> list[Any]:
+    """Values in groups of these lengths, and one of the rest."""
+    rest = iter(values)
+    return [*(tuple(islice(rest, n)) for n in lengths), tuple(rest)]
+
+
+@dataclass(frozen=True, eq=False)
+class Cond(Rule):
+    """Operands: the predicate, then those of both graphs."""
+
+    true: Function
+    false: Function
+    examples: tuple[Any, ...]
+
+    @cached_property
+    def graphs(self) -> list[GraphModule]:
+        return [traced(function, self.examples) for function in (self.true, self.false)]
+
+    def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
+        true, false = self.graphs
+        return lambda operands: _ops.cond(operands[0], true, false, tuple(operands[1:]))
+
+    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        outs = outputs_of(self.graphs[0])
+        wanted, given = _which(self.examples), _which(outs)
+        examples = (*self.examples, *compress(outs, given))
+        back = [vjp(function, wanted, given) for function in (self.true, self.false)]
+        grads = Cond(*back, examples).apply(session, *operands, *_filled(tangents, results, given))
+        return [None, *_spread(wanted, grads)]
+
+
+@dataclass(frozen=True, eq=False)
+class Map(Rule):
+    """Operands: what is taken row by row, then the rest. The examples are rows."""
+
+    function: Function
+    rows: int
+    examples: tuple[Any, ...]
+
+    @cached_property
+    def graph(self) -> GraphModule:
+        return traced(self.function, self.examples)
+
+    def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
+        graph, n = self.graph, self.rows
+        return lambda operands: _ops.map_impl(graph, operands[:n], operands[n:])
+
+    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        outs, n = outputs_of(self.graph), self.rows
+        wanted, given = _which(self.examples), _which(outs)
+        back, more = vjp(self.function, wanted, given), sum(given)
+
+        def step(*args: Tensor) -> Tensors:
+            xs, gs, rest = _cut(args, n, more)
+            return back(*xs, *rest, *gs)
+
+        examples = (*self.examples[:n], *compress(outs, given), *self.examples[n:])
+        rule = Map(step, n + more, examples)
+        grads = rule.apply(session, *operands[:n], *_filled(tangents, results, given), *operands[n:])
+        spread = _spread(wanted, grads)
+        return spread[:n] + [None if g is None else g.sum(0) for g in spread[n:]]
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Rule):
+    """Operands: what is carried, what is taken row by row, then the rest.
+
+    Kept: what was carried into each step.
+    """
+
+    function: Function
+    carried: int
+    rows: int
+    examples: tuple[Any, ...]
+
+    @cached_property
+    def graph(self) -> GraphModule:
+        return traced(self.function, self.examples)
+
+    def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
+        graph, groups = self.graph, (self.carried, self.rows)
+        if keeps:
+            graph = traced(lambda *args: [*self.graph(*args), *args[: self.carried]], self.examples)
+        return lambda operands: _ops.scan(graph, *map(list, _cut(operands, *groups)))
+
+    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        outs, n, m = outputs_of(self.graph), self.carried, self.rows
+        wanted, given = _which(self.examples), _which(outs)
+        of_carried, of_xs, of_rest = _cut(wanted, n, m)
+        carried, rest, ys = sum(of_carried), sum(of_rest), sum(given[n:])
+        more = carried if any(t is not None for t in tangents[len(outs) :]) else 0
+        back = vjp(self.function, wanted, given)
+
+        def step(*args: Tensor) -> Tensors:
+            gc, added, c, x, gy, kept, others = _cut(args, carried, rest, n, m, ys, more)
+            gc, gx, go = _cut(back(*c, *x, *others, *gc, *gy), carried, sum(of_xs))
+            gc = map(torch.add, gc, kept) if more else gc
+            return [*gc, *map(torch.add, added, go), *gx]
+
+        c, x, others = _cut(self.examples, n, m)
+        gc, gy = list(compress(c, of_carried)), list(compress(outs[n:], given[n:]))
+        examples = (*gc, *compress(others, of_rest), *c, *x, *gy, *gc[:more], *others)
+        rule = Scan(step, carried + rest, n + m + ys + more, examples)
+        _, xs, others = _cut(operands, n, m)
+        first = _filled(tangents, results, of_carried)
+        first += [torch.zeros_like(t) for t in compress(others, of_rest)]
+        rows = [*results[len(outs) :], *xs, *_filled(tangents[n:], results[n:], given[n:])]
+        rows += _filled(tangents[len(outs) :], results[len(outs) :], of_carried) if more else []
+        grads = rule.apply(session, *first, *(t.flip(0) for t in rows), *others)
+        gc, go, gx, _ = _cut(grads, carried, rest, sum(of_xs))
+        return [*_spread(of_carried, gc), *_spread(of_xs, [g.flip(0) for g in gx]), *_spread(of_rest, go)]
+
+
+@dataclass(frozen=True, eq=False)
+class While(Rule):
+    """Operands: what is carried, then the rest. Kept: the number of steps, and what each of them gave."""
+
+    test: Function
+    function: Function
+    carried: int
+    examples: tuple[Any, ...]
+
+    def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
+        n, test, function = self.carried, self.test, self.function
+        if not keeps:
+            asks = traced(lambda *args: test(*args)[0], self.examples)
+            goes = traced(lambda *args: tuple(function(*args)), self.examples)
+            return lambda operands: _ops.while_loop(asks, goes, *_cut(operands, n))
+        with functional.outside(), self.examples[0].fake_mode:
+            examples = torch.zeros((), dtype=torch.int64), *self.examples
+        asks = traced(lambda _, *args: test(*args)[0], examples)
+        goes = traced(lambda k, *args: (k + 1, *function(*args)), examples)
+
+        def run(operands: list[Any]) -> Any:
+            start = torch.zeros((), dtype=torch.int64)
+            given = _cut([start, *operands], n + 1)
+            stacks = _ops.while_loop_stack_output(asks, goes, *given)
+            return [*(t[-1] for t in (*stacks[1:], stacks[0])), *stacks[1:]]
+
+        return run
+
+    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        n = self.carried
+        wanted = _which(self.examples)
+        of_carried, of_rest = _cut(wanted, n)
+        carried, rest = sum(of_carried), sum(of_rest)
+        more = carried if any(t is not None for t in tangents[n + 1 :]) else 0
+        back = vjp(self.function, wanted, of_carried)
+
+        def step(k: Tensor, *args: Tensor) -> Tensors:
+            gc, added, each, kept, others = _cut(args, carried, rest, n, more)
+            at = (k - 1).reshape(1)
+            gc = [g + t.index_select(0, at).squeeze(0) for g, t in zip(gc, kept, strict=True)] if more else gc
+            inputs = [t.index_select(0, at).squeeze(0) for t in each]
+            gc, go = _cut(back(*inputs, *others, *gc), carried)
+            return [k - 1, *gc, *map(torch.add, added, go)]
+
+        init, others = _cut(operands, n)
+        each = [torch.cat([t.unsqueeze(0), ts[:-1]]) for t, ts in zip(init, results[n + 1 :], strict=True)]
+        given = [results[n], *_filled(tangents, results, of_carried)]
+        given += [torch.zeros_like(t) for t in compress(others, of_rest)]
+        first = len(given)
+        given += each
+        given += _filled(tangents[n + 1 :], results[n + 1 :], of_carried) if more else []
+        given += others
+        rule = While(lambda k, *_: [k > 0], step, first, tuple(_fakes(session, given)))
+        _, gc, go, _ = _cut(rule.apply(session, *given), 1, carried, rest)
+        return [*_spread(of_carried, gc), *_spread(of_rest, go)]
