@@ -24,6 +24,7 @@ from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.bodies import Closed, Function, GraphModule, outputs_of, traced, vjp
 from aheadgrad.torchlayer.fake import fake_like
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, follows_values
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -140,7 +141,12 @@ class _Controlled(torch.autograd.Function):
 def _filled(tangents: Sequence[Tensor | None], like: Sequence[Tensor], which: Sequence[bool]) -> Tensors:
     """The tangents of these, zeros where there are none."""
     found = compress(zip(tangents, like, strict=False), which)
-    return [torch.zeros_like(t) if g is None else g.contiguous() for g, t in found]
+    return [_zeros(t) if g is None else g.contiguous() for g, t in found]
+
+
+def _zeros(t: Tensor) -> Tensor:
+    """Zeros that do not rest on the tensor itself, which would have to be kept."""
+    return torch.zeros(t.size(), dtype=t.dtype, device=t.device)
 
 
 def _differentiable(t: Any) -> bool:
@@ -261,7 +267,7 @@ class Scan(Rule):
         rule = Scan(step, carried + rest, n + m + ys + more, examples)
         _, xs, others = _cut(operands, n, m)
         first = _filled(tangents, results, of_carried)
-        first += [torch.zeros_like(t) for t in compress(others, of_rest)]
+        first += [_zeros(t) for t in compress(others, of_rest)]
         rows = [*results[len(outs) :], *xs, *_filled(tangents[n:], results[n:], given[n:])]
         rows += _filled(tangents[len(outs) :], results[len(outs) :], of_carried) if more else []
         grads = rule.apply(session, *first, *(t.flip(0) for t in rows), *others)
@@ -271,7 +277,7 @@ class Scan(Rule):
 
 @dataclass(frozen=True, eq=False)
 class While(Rule):
-    """Operands: what is carried, then the rest. Kept: the number of steps, and what each of them gave."""
+    """Operands: what is carried, then the rest. Kept: the number of steps, and what was carried into each."""
 
     test: Function
     function: Function
@@ -284,16 +290,20 @@ class While(Rule):
             asks = traced(lambda *args: test(*args)[0], self.examples)
             goes = traced(lambda *args: tuple(function(*args)), self.examples)
             return lambda operands: _ops.while_loop(asks, goes, *_cut(operands, n))
-        with functional.outside(), self.examples[0].fake_mode:
-            examples = torch.zeros((), dtype=torch.int64), *self.examples
-        asks = traced(lambda _, *args: test(*args)[0], examples)
-        goes = traced(lambda k, *args: (k + 1, *function(*args)), examples)
+        mode = self.examples[0].fake_mode
+        if not follows_values(mode):  # how many steps there are is the size of what is kept
+            raise DynamicOutputShapeException(_ops.while_loop)
+        with functional.outside(), mode:
+            examples = torch.zeros((), dtype=torch.int64), *self.examples[:n], *self.examples
+        asks = traced(lambda *args: test(*args[1 + n :])[0], examples)
+        goes = traced(lambda k, *a: (k + 1, *map(torch.clone, a[n : 2 * n]), *function(*a[n:])), examples)
 
         def run(operands: list[Any]) -> Any:
             start = torch.zeros((), dtype=torch.int64)
-            given = _cut([start, *operands], n + 1)
+            given = _cut([start, *operands[:n], *operands], 1 + 2 * n)
             stacks = _ops.while_loop_stack_output(asks, goes, *given)
-            return [*(t[-1] for t in (*stacks[1:], stacks[0])), *stacks[1:]]
+            last, each, gave = _cut(stacks, 1, n)
+            return [*(t[-1] for t in (*gave, *last)), *each]
 
         return run
 
@@ -307,18 +317,16 @@ class While(Rule):
 
         def step(k: Tensor, *args: Tensor) -> Tensors:
             gc, added, each, kept, others = _cut(args, carried, rest, n, more)
-            at = (k - 1).reshape(1)
-            gc = [g + t.index_select(0, at).squeeze(0) for g, t in zip(gc, kept, strict=True)] if more else gc
-            inputs = [t.index_select(0, at).squeeze(0) for t in each]
+            inputs, kept = ([t.index_select(0, (k - 1).reshape(1)).squeeze(0) for t in ts] for ts in (each, kept))
             gc, go = _cut(back(*inputs, *others, *gc), carried)
+            gc = map(torch.add, gc, kept) if more else gc
             return [k - 1, *gc, *map(torch.add, added, go)]
 
-        init, others = _cut(operands, n)
-        each = [torch.cat([t.unsqueeze(0), ts[:-1]]) for t, ts in zip(init, results[n + 1 :], strict=True)]
+        _, others = _cut(operands, n)
         given = [results[n], *_filled(tangents, results, of_carried)]
-        given += [torch.zeros_like(t) for t in compress(others, of_rest)]
+        given += [_zeros(t) for t in compress(others, of_rest)]
         first = len(given)
-        given += each
+        given += results[n + 1 :]
         given += _filled(tangents[n + 1 :], results[n + 1 :], of_carried) if more else []
         given += others
         rule = While(lambda k, *_: [k > 0], step, first, tuple(_fakes(session, given)))

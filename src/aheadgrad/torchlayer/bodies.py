@@ -105,16 +105,17 @@ class _Swap(TorchFunctionMode):
 
 def _functional(graph: GraphModule, examples: Sequence[Any]) -> GraphModule:
     """The same without ops in place, which may change nothing but what the graph itself made."""
-    ops = [n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)]
-    if any(map(is_random, ops)):
-        raise FallbackError("a function given to a control-flow operator draws random numbers")
-    if not any(map(is_mutable, ops)):
+    if not any(map(is_mutable, _ops(graph))):
         return graph
     with functional.outside():
         graph = make_fx(torch.func.functionalize(graph))(*examples)
-    if any(isinstance(n.target, OpOverload) and is_mutable(n.target) for n in graph.graph.nodes):
+    if any(map(is_mutable, _ops(graph))):
         raise FallbackError("a function given to a control-flow operator changes a tensor from outside")
     return graph
+
+
+def _ops(graph: GraphModule) -> list[OpOverload]:
+    return [n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)]
 
 
 def outputs_of(graph: GraphModule) -> list[Any]:
@@ -129,6 +130,8 @@ def vjp(function: Function, wanted: Sequence[bool], given: Sequence[bool]) -> Fu
     With a history: the derivative of this is another function of the kind. (The graph of it has lost that:
     autograd detaches what it saves.)
     """
+    if isinstance(function, GraphModule) and any(map(is_random, _ops(function))):
+        raise FallbackError("a function given to a control-flow operator draws random numbers")
 
     def backward(*args: Tensor) -> list[Tensor]:
         leaves = [p.requires_grad_() for p in compress(args, wanted)]

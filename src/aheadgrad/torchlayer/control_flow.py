@@ -78,10 +78,9 @@ def with_graphs(
         if not any(isinstance(b, _Body) for b in bodies):
             return args, op(*args, **kwargs)
         try:
-            if True:
-                out = op(*bodies, **kwargs)
-                given = next((b.given for b in bodies if isinstance(b, _Body) and b.given), None)
-                return tuple(_graph_of(op, b, given) if isinstance(b, _Body) else b for b in bodies), out
+            out = op(*bodies, **kwargs)
+            given = next((b.given for b in bodies if isinstance(b, _Body) and b.given), None)
+            return tuple(_graph_of(op, b, given) if isinstance(b, _Body) else b for b in bodies), out
         except (AssertionError, AttributeError) as error:  # of torch's, on tensors from elsewhere
             raise FallbackError(f"a function given to {op} cannot be recorded by itself") from error
 
