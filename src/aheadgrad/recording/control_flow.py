@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.bodies import Closed, Function, GraphModule, outputs_of, traced, vjp
-from aheadgrad.torchlayer.fake import fake_like
+from aheadgrad.torchlayer.fake import FakeTensorMode, fake_like
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, follows_values
 
 if TYPE_CHECKING:
@@ -32,84 +32,124 @@ if TYPE_CHECKING:
 _ops = torch.ops.higher_order
 
 
+class Place(NamedTuple):
+    """Where an operator is called: its operands as values, and values as results.
+
+    `lift` gives the operand for a tensor that a function closes over.
+    """
+
+    mode: FakeTensorMode
+    lift: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Any]
+    wrap: Callable[[Any], Tensor]
+
+
 def controlled(session: Session, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The results of an operator that the function calls; NotImplemented for one that is left to torch."""
-    rule = _RULES.get(op)
-    if rule is None or session.veiled:
+    if op not in _RULES or session.veiled:
         return NotImplemented
-    return rule(session, *args, **kwargs)
+
+    def lift(t: Tensor) -> Tensor:
+        return t if functional.is_wrapped(t) else session.lift(t)
+
+    return _RULES[op](Place(session.mode, lift, _latest, session.wrap), *args, **kwargs)
 
 
-def _fakes(session: Session, tensors: Sequence[Tensor]) -> list[Any]:
+def _latest(t: Tensor) -> Any:
+    functional.sync(t)
+    return functional.unwrap(t)
+
+
+def _inside(mode: FakeTensorMode, op: Any, args: Any, kwargs: Any) -> Any:
+    """The same for an operator inside a function that was given to another one."""
+    if op not in _RULES:
+        return op(*args, **kwargs)
+    return _RULES[op](Place(mode, _itself, _itself, _itself), *args, **kwargs)
+
+
+def _itself(t: Tensor) -> Tensor:
+    return t
+
+
+def _fakes(place: Place, tensors: Sequence[Tensor]) -> list[Any]:
     """Examples of operands, for graphs."""
     found = []
     for t in tensors:
         if not isinstance(t, Tensor):
             raise FallbackError("an operand of a control-flow operator is no tensor")
-        functional.sync(t)
+        value = place.value(t)
         with functional.outside():
-            found.append(fake_like(session.mode, functional.unwrap(t)))
+            found.append(fake_like(place.mode, value))
     return found
 
 
-def _rows(session: Session, tensors: Sequence[Tensor]) -> list[Any]:
+def _rows(place: Place, tensors: Sequence[Tensor]) -> list[Any]:
     with functional.outside():
-        return [t[0].clone() for t in _fakes(session, tensors)]
+        return [t[0].clone() for t in _fakes(place, tensors)]
 
 
-def _cond(session: Session, pred: Any, true: Any, false: Any, operands: Any) -> Any:
-    closed, examples = Closed(session.mode, session.lift), _fakes(session, operands)
+def _cond(place: Place, pred: Any, true: Any, false: Any, operands: Any) -> Any:
+    closed, examples = Closed(place.mode, place.lift), _fakes(place, operands)
     (one, spec), (other, _) = closed.graph(true, examples), closed.graph(false, examples)
     rule = Cond(closed.complete(one), closed.complete(other), (*examples, *closed.fakes))
-    return pytree.tree_unflatten(list(rule.apply(session, pred, *operands, *closed.tensors)), spec)
+    return pytree.tree_unflatten(list(rule.apply(place, pred, *operands, *closed.tensors)), spec)
 
 
-def _map(session: Session, function: Any, xs: Any, others: Any) -> Any:
-    closed, rows, rest = Closed(session.mode, session.lift), _rows(session, xs), _fakes(session, others)
+def _map(place: Place, function: Any, xs: Any, others: Any) -> Any:
+    closed, rows, rest = Closed(place.mode, place.lift), _rows(place, xs), _fakes(place, others)
     graph, spec = closed.graph(function, (*rows, *rest))
     rule = Map(closed.complete(graph), len(xs), (*rows, *rest, *closed.fakes))
-    return pytree.tree_unflatten(list(rule.apply(session, *xs, *others, *closed.tensors)), spec)
+    return pytree.tree_unflatten(list(rule.apply(place, *xs, *others, *closed.tensors)), spec)
 
 
-def _scan(session: Session, function: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
-    closed = Closed(session.mode, session.lift)
-    examples = *_fakes(session, init), *_rows(session, xs), *_fakes(session, additional_inputs)
+def _scan(place: Place, function: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
+    closed = Closed(place.mode, place.lift)
+    examples = *_fakes(place, init), *_rows(place, xs), *_fakes(place, additional_inputs)
     graph, spec = closed.graph(function, examples)
     rule = Scan(closed.complete(graph), len(init), len(xs), (*examples, *closed.fakes))
-    out = rule.apply(session, *init, *xs, *additional_inputs, *closed.tensors)
+    out = rule.apply(place, *init, *xs, *additional_inputs, *closed.tensors)
     return pytree.tree_unflatten(list(out)[: spec.num_leaves], spec)
 
 
-def _while(session: Session, test: Any, function: Any, carried: Any, additional_inputs: Any) -> Any:
+def _while(place: Place, test: Any, function: Any, carried: Any, additional_inputs: Any) -> Any:
     if not all(isinstance(t, Tensor) for t in carried):
         return NotImplemented  # a number, whose value is not known afterwards
-    closed, examples = Closed(session.mode, session.lift), _fakes(session, (*carried, *additional_inputs))
+    closed, examples = Closed(place.mode, place.lift), _fakes(place, (*carried, *additional_inputs))
     (asks, _), (goes, spec) = closed.graph(test, examples), closed.graph(function, examples)
     functions = closed.complete(asks), closed.complete(goes)
     rule = While(*functions, len(carried), (*examples, *closed.fakes))
-    out = rule.apply(session, *carried, *additional_inputs, *closed.tensors)
+    out = rule.apply(place, *carried, *additional_inputs, *closed.tensors)
     return pytree.tree_unflatten(list(out)[: len(carried)], spec)
 
 
-_RULES = {_ops.cond: _cond, _ops.map_impl: _map, _ops.scan: _scan, _ops.while_loop: _while}
+_RULES: dict[Any, Callable[..., Any]] = {
+    _ops.cond: _cond,
+    _ops.map_impl: _map,
+    _ops.scan: _scan,
+    _ops.while_loop: _while,
+}
 
 
 Tensors = list[Tensor]
 
 
 class Rule:
-    """An operator with its graphs."""
+    """An operator with its graphs. `own` are the results that it has in any case."""
+
+    @property
+    def own(self) -> int:
+        raise NotImplementedError
 
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         """A function of the operands. `keeps`: with what its derivative needs behind its results."""
         raise NotImplementedError
 
-    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
-        """Gradients of the operands."""
+    def derive(self, place: Place, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+        """Gradients of the operands. Of its own results only the looks are known."""
         raise NotImplementedError
 
-    def apply(self, session: Session, *operands: Tensor) -> tuple[Tensor, ...]:
-        out: tuple[Tensor, ...] = _Controlled.apply(session, self, *operands)
+    def apply(self, place: Place, *operands: Tensor) -> tuple[Tensor, ...]:
+        out: tuple[Tensor, ...] = _Controlled.apply(place, self, *operands)
         return out
 
 
@@ -117,25 +157,23 @@ class _Controlled(torch.autograd.Function):
     """One operator, as autograd sees it."""
 
     @staticmethod
-    def forward(ctx: Any, session: Session, rule: Rule, *operands: Tensor) -> Any:
-        values = []
-        for t in operands:
-            functional.sync(t)
-            values.append(functional.unwrap(t))
+    def forward(ctx: Any, place: Place, rule: Rule, *operands: Tensor) -> Any:
+        values = list(map(place.value, operands))
         operator = rule.operator(keeps=any(ctx.needs_input_grad))
         with functional.below(), functional.below_autograd():
             results = operator(values)
-        out = tuple(session.wrap(t) for t in results)
-        ctx.session, ctx.rule, ctx.count = session, rule, len(operands)
+        out = tuple(map(place.wrap, results))
+        ctx.place, ctx.rule, ctx.count = place, rule, len(operands)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*operands, *out)
+        ctx.save_for_backward(*operands, *out[rule.own :])
+        ctx.own = results[: rule.own]
         ctx.mark_non_differentiable(*(t for t in out if not _differentiable(t)))
         return out
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
-        operands, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        return None, None, *ctx.rule.derive(ctx.session, operands, results, tangents)
+        operands, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        return None, None, *ctx.rule.derive(ctx.place, operands, [*ctx.own, *kept], tangents)
 
 
 def _filled(tangents: Sequence[Tensor | None], like: Sequence[Tensor], which: Sequence[bool]) -> Tensors:
@@ -180,16 +218,20 @@ class Cond(Rule):
     def graphs(self) -> list[GraphModule]:
         return [traced(function, self.examples) for function in (self.true, self.false)]
 
+    @property
+    def own(self) -> int:
+        return len(outputs_of(self.graphs[0]))
+
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         true, false = self.graphs
         return lambda operands: _ops.cond(operands[0], true, false, tuple(operands[1:]))
 
-    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+    def derive(self, place: Place, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
         outs = outputs_of(self.graphs[0])
         wanted, given = _which(self.examples), _which(outs)
         examples = (*self.examples, *compress(outs, given))
-        back = [vjp(function, wanted, given) for function in (self.true, self.false)]
-        grads = Cond(*back, examples).apply(session, *operands, *_filled(tangents, results, given))
+        true, false = (vjp(function, wanted, given, _inside) for function in (self.true, self.false))
+        grads = Cond(true, false, examples).apply(place, *operands, *_filled(tangents, results, given))
         return [None, *_spread(wanted, grads)]
 
 
@@ -205,14 +247,18 @@ class Map(Rule):
     def graph(self) -> GraphModule:
         return traced(self.function, self.examples)
 
+    @property
+    def own(self) -> int:
+        return len(outputs_of(self.graph))
+
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         graph, n = self.graph, self.rows
         return lambda operands: _ops.map_impl(graph, operands[:n], operands[n:])
 
-    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+    def derive(self, place: Place, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
         outs, n = outputs_of(self.graph), self.rows
         wanted, given = _which(self.examples), _which(outs)
-        back, more = vjp(self.function, wanted, given), sum(given)
+        back, more = vjp(self.function, wanted, given, _inside), sum(given)
 
         def step(*args: Tensor) -> Tensors:
             xs, gs, rest = _cut(args, n, more)
@@ -220,7 +266,7 @@ class Map(Rule):
 
         examples = (*self.examples[:n], *compress(outs, given), *self.examples[n:])
         rule = Map(step, n + more, examples)
-        grads = rule.apply(session, *operands[:n], *_filled(tangents, results, given), *operands[n:])
+        grads = rule.apply(place, *operands[:n], *_filled(tangents, results, given), *operands[n:])
         spread = _spread(wanted, grads)
         return spread[:n] + [None if g is None else g.sum(0) for g in spread[n:]]
 
@@ -241,19 +287,23 @@ class Scan(Rule):
     def graph(self) -> GraphModule:
         return traced(self.function, self.examples)
 
+    @property
+    def own(self) -> int:
+        return len(outputs_of(self.graph))
+
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         graph, groups = self.graph, (self.carried, self.rows)
         if keeps:
             graph = traced(lambda *args: [*self.graph(*args), *args[: self.carried]], self.examples)
         return lambda operands: _ops.scan(graph, *map(list, _cut(operands, *groups)))
 
-    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+    def derive(self, place: Place, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
         outs, n, m = outputs_of(self.graph), self.carried, self.rows
         wanted, given = _which(self.examples), _which(outs)
         of_carried, of_xs, of_rest = _cut(wanted, n, m)
         carried, rest, ys = sum(of_carried), sum(of_rest), sum(given[n:])
         more = carried if any(t is not None for t in tangents[len(outs) :]) else 0
-        back = vjp(self.function, wanted, given)
+        back = vjp(self.function, wanted, given, _inside)
 
         def step(*args: Tensor) -> Tensors:
             gc, added, c, x, gy, kept, others = _cut(args, carried, rest, n, m, ys, more)
@@ -270,7 +320,7 @@ class Scan(Rule):
         first += [_zeros(t) for t in compress(others, of_rest)]
         rows = [*results[len(outs) :], *xs, *_filled(tangents[n:], results[n:], given[n:])]
         rows += _filled(tangents[len(outs) :], results[len(outs) :], of_carried) if more else []
-        grads = rule.apply(session, *first, *(t.flip(0) for t in rows), *others)
+        grads = rule.apply(place, *first, *(t.flip(0) for t in rows), *others)
         gc, go, gx, _ = _cut(grads, carried, rest, sum(of_xs))
         return [*_spread(of_carried, gc), *_spread(of_xs, [g.flip(0) for g in gx]), *_spread(of_rest, go)]
 
@@ -284,6 +334,10 @@ class While(Rule):
     carried: int
     examples: tuple[Any, ...]
 
+    @property
+    def own(self) -> int:
+        return self.carried
+
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         n, test, function = self.carried, self.test, self.function
         if not keeps:
@@ -292,7 +346,7 @@ class While(Rule):
             return lambda operands: _ops.while_loop(asks, goes, *_cut(operands, n))
         mode = self.examples[0].fake_mode
         if not follows_values(mode):  # how many steps there are is the size of what is kept
-            raise DynamicOutputShapeException(_ops.while_loop)
+            raise DynamicOutputShapeException(_ops.while_loop)  # type: ignore[arg-type]
         with functional.outside(), mode:
             examples = torch.zeros((), dtype=torch.int64), *self.examples[:n], *self.examples
         asks = traced(lambda *args: test(*args[1 + n :])[0], examples)
@@ -307,17 +361,19 @@ class While(Rule):
 
         return run
 
-    def derive(self, session: Session, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
+    def derive(self, place: Place, operands: Tensors, results: Tensors, tangents: Tensors) -> list[Any]:
         n = self.carried
         wanted = _which(self.examples)
         of_carried, of_rest = _cut(wanted, n)
         carried, rest = sum(of_carried), sum(of_rest)
         more = carried if any(t is not None for t in tangents[n + 1 :]) else 0
-        back = vjp(self.function, wanted, of_carried)
+        back = vjp(self.function, wanted, of_carried, _inside)
 
         def step(k: Tensor, *args: Tensor) -> Tensors:
             gc, added, each, kept, others = _cut(args, carried, rest, n, more)
-            inputs, kept = ([t.index_select(0, (k - 1).reshape(1)).squeeze(0) for t in ts] for ts in (each, kept))
+            inputs, kept = (
+                [t.index_select(0, (k - 1).reshape(1)).squeeze(0) for t in ts] for ts in (each, kept)
+            )
             gc, go = _cut(back(*inputs, *others, *gc), carried)
             gc = map(torch.add, gc, kept) if more else gc
             return [k - 1, *gc, *map(torch.add, added, go)]
@@ -329,6 +385,6 @@ class While(Rule):
         given += results[n + 1 :]
         given += _filled(tangents[n + 1 :], results[n + 1 :], of_carried) if more else []
         given += others
-        rule = While(lambda k, *_: [k > 0], step, first, tuple(_fakes(session, given)))
-        _, gc, go, _ = _cut(rule.apply(session, *given), 1, carried, rest)
+        rule = While(lambda k, *_: [k > 0], step, first, tuple(_fakes(place, given)))
+        _, gc, go, _ = _cut(rule.apply(place, *given), 1, carried, rest)
         return [*_spread(of_carried, gc), *_spread(of_rest, go)]

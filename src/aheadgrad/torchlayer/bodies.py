@@ -22,7 +22,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.dispatch import OpOverload, TorchFunctionMode, is_mutable, is_random
+from aheadgrad.torchlayer.dispatch import (
+    HigherOrderOperator,
+    OpOverload,
+    TorchFunctionMode,
+    is_mutable,
+    is_random,
+)
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like
 
 __all__ = ["Closed", "Function", "GraphModule", "outputs_of", "traced", "vjp"]
@@ -54,7 +60,7 @@ class Closed:
                 out = pytree.tree_map(lambda t: self._swap(t) if isinstance(t, Tensor) else t, out)
             return list(out)
 
-        with functional.without_modes(), torch.enable_grad():
+        with functional.without_modes(), self.mode, torch.enable_grad():
             return make_fx(flat)(*examples), specs[0]
 
     def complete(self, graph: GraphModule) -> GraphModule:
@@ -79,7 +85,7 @@ class Closed:
     def _swap(self, t: Tensor) -> Tensor:
         if isinstance(t, FakeTensor):
             return t
-        seen = t if functional.is_wrapped(t) else self.lift(t)
+        seen = self.lift(t)
         if id(seen) not in self._fakes:
             functional.sync(seen)
             self.tensors.append(seen)
@@ -107,7 +113,7 @@ def _functional(graph: GraphModule, examples: Sequence[Any]) -> GraphModule:
     """The same without ops in place, which may change nothing but what the graph itself made."""
     if not any(map(is_mutable, _ops(graph))):
         return graph
-    with functional.outside():
+    with functional.outside(), examples[0].fake_mode:
         graph = make_fx(torch.func.functionalize(graph))(*examples)
     if any(map(is_mutable, _ops(graph))):
         raise FallbackError("a function given to a control-flow operator changes a tensor from outside")
@@ -124,14 +130,17 @@ def outputs_of(graph: GraphModule) -> list[Any]:
     return [n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in returned]
 
 
-def vjp(function: Function, wanted: Sequence[bool], given: Sequence[bool]) -> Function:
+def vjp(function: Function, wanted: Sequence[bool], given: Sequence[bool], inside: Any) -> Function:
     """From inputs, and tangents of the outputs that are `given`, to the gradients of the inputs `wanted`.
 
     With a history: the derivative of this is another function of the kind. (The graph of it has lost that:
-    autograd detaches what it saves.)
+    autograd detaches what it saves.) `inside` calls control-flow operators inside of it.
     """
-    if isinstance(function, GraphModule) and any(map(is_random, _ops(function))):
-        raise FallbackError("a function given to a control-flow operator draws random numbers")
+    if isinstance(function, GraphModule):
+        if any(map(is_random, _ops(function))):
+            raise FallbackError("a function given to a control-flow operator draws random numbers")
+        if any(isinstance(n.target, HigherOrderOperator) for n in function.graph.nodes):
+            function = _Calls(function, inside).run
 
     def backward(*args: Tensor) -> list[Tensor]:
         leaves = [p.requires_grad_() for p in compress(args, wanted)]
@@ -141,14 +150,28 @@ def vjp(function: Function, wanted: Sequence[bool], given: Sequence[bool]) -> Fu
         if ends:
             outs, tangents = zip(*ends, strict=True)
             grads = torch.autograd.grad(outs, leaves, tangents, allow_unused=True, create_graph=True)
-        return [torch.zeros_like(p) if g is None else g.contiguous() for p, g in zip(leaves, grads, strict=True)]
+        return [
+            torch.zeros_like(p) if g is None else g.contiguous() for p, g in zip(leaves, grads, strict=True)
+        ]
 
     return backward
 
 
-def traced(function: Callable[..., Any], examples: Sequence[Tensor]) -> GraphModule:
+class _Calls(torch.fx.Interpreter):
+    def __init__(self, graph: GraphModule, inside: Any) -> None:
+        super().__init__(graph)
+        self.inside = inside
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, HigherOrderOperator):
+            mode = next(t.fake_mode for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, FakeTensor))
+            return self.inside(mode, target, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+
+def traced(function: Callable[..., Any], examples: Sequence[Any]) -> GraphModule:
     """A function as a graph."""
-    with functional.outside(), torch.enable_grad():
+    with functional.outside(), examples[0].fake_mode, torch.enable_grad():
         made = make_fx(function)(*(t.detach() for t in examples))
     made.graph.eliminate_dead_code()
     made.recompile()

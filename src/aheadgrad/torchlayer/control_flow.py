@@ -118,7 +118,7 @@ def bodies_not_compiled() -> Iterator[None]:
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
         if model is not None and options.get("fullgraph") and is_here() and _in_operator():
-            return model
+            return _with_flat_operands(model) if model.__name__ == "_cond_op_wrapper" else model
         return original(model, **options)
 
     torch.compile = compile
@@ -126,6 +126,17 @@ def bodies_not_compiled() -> Iterator[None]:
         yield
     finally:
         torch.compile = original
+
+
+def _with_flat_operands(cond: Any) -> Any:
+    """As Dynamo would call it."""
+
+    def call(pred: Any, true: Any, false: Any, operands: Any) -> Any:
+        flat, spec = pytree.tree_flatten(operands)
+        both = [lambda *args, f=f: f(*pytree.tree_unflatten(args, spec)) for f in (true, false)]
+        return cond(pred, *both, tuple(flat))
+
+    return call
 
 
 def _in_operator() -> bool:
