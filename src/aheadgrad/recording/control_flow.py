@@ -23,7 +23,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.bodies import Closed, Function, GraphModule, outputs_of, traced, vjp
-from aheadgrad.torchlayer.fake import FakeTensorMode, fake_like
+from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, follows_values
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _fakes(place: Place, tensors: Sequence[Tensor]) -> list[Any]:
             raise FallbackError("an operand of a control-flow operator is no tensor")
         value = place.value(t)
         with functional.outside():
-            found.append(fake_like(place.mode, value))
+            found.append(value.detach())
     return found
 
 

@@ -29,7 +29,7 @@ from aheadgrad.torchlayer.dispatch import (
     is_mutable,
     is_random,
 )
-from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode
 
 __all__ = ["Closed", "Function", "GraphModule", "outputs_of", "traced", "vjp"]
 
@@ -90,7 +90,7 @@ class Closed:
             functional.sync(seen)
             self.tensors.append(seen)
             with functional.outside():
-                self._fakes[id(seen)] = fake_like(self.mode, functional.unwrap(seen))
+                self._fakes[id(seen)] = functional.unwrap(seen).detach()
         return self._fakes[id(seen)]
 
 

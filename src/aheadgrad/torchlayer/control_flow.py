@@ -76,7 +76,9 @@ def with_graphs(
     bodies = [_Body(a) if _is_function(a) else a for a in args]
     with mode, _with_shapes(mode):
         if not any(isinstance(b, _Body) for b in bodies):
-            return args, op(*args, **kwargs)
+            out = op(*args, **kwargs)
+            mode.shape_env.pending_fresh_unbacked_symbols.clear()  # the sizes of results, if any
+            return args, out
         try:
             out = op(*bodies, **kwargs)
             given = next((b.given for b in bodies if isinstance(b, _Body) and b.given), None)
