@@ -45,6 +45,7 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.transforms import set_aside
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
@@ -341,7 +342,10 @@ class Lift(TorchFunctionMode):
     def _swap(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             ours = functional.is_wrapped(value) or in_transform(value)
-            return value if ours else self.session.lift(value)
+            if ours:
+                return value
+            with set_aside():
+                return self.session.lift(value)
         if type(value) in (list, tuple):
             return type(value)(self._swap(v) for v in value)
         if type(value) is dict:
