@@ -12,7 +12,6 @@ from torch import Tensor
 import aheadgrad
 from tests.oracle.common import leaf
 
-
 WEIGHT, SCALE = leaf(3, 3, seed=31), leaf(3, seed=32, grad=False)
 CLOSED_OVER: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "grad": lambda x, w: torch.func.grad(lambda r: ((r @ w) * WEIGHT).sin().sum())(x),
