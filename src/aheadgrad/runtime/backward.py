@@ -26,7 +26,6 @@ Make = Callable[[tuple[Any, ...], AutocastState | None, Wanted], tuple[Run, froz
 """Makes a program from tangents like these to the wanted gradients; with the positions of the saved tensors
 that it uses, if known."""
 
-MAX_LAYOUTS = 8
 MAX_WANTED = 16  # sets of wanted gradients; then all are computed
 
 
@@ -44,9 +43,16 @@ class Backward:
     """Finds (or makes) the program for the tangents at hand. `usual` is that for the expected ones."""
 
     def __init__(
-        self, expected: tuple[Any, ...], usual: Executable | None, make: Make, *, fixed_autocast: bool
+        self,
+        expected: tuple[Any, ...],
+        usual: Executable | None,
+        make: Make,
+        *,
+        fixed_autocast: bool,
+        layouts: int = 8,
     ) -> None:
         self.expected = expected
+        self.layouts = layouts  # of tangents; then others are copied into the expected one
         self.usual = usual
         self.make = make
         self.fixed_autocast = fixed_autocast
@@ -74,11 +80,13 @@ class Backward:
                     self.used[pattern, wanted] = used
         return program
 
-    def arranged(self, tangents: Tangents, known: Collection[Any] = ()) -> tuple[tuple[Any, ...], Tangents]:
+    def arranged(
+        self, tangents: Tangents, known: Collection[Any] | None = None
+    ) -> tuple[tuple[Any, ...], Tangents]:
         """The pattern of these tangents, and the tangents: as they are, or, where too many patterns are known
         already, laid out as expected."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
-        if len(known) >= MAX_LAYOUTS and pattern not in known:
+        if known is not None and pattern not in known and (self.layouts == 1 or len(known) >= self.layouts):
             tangents = tuple(map(laid_out, tangents, self.expected))
             pattern = tuple(None if t is None else _layout(t) for t in tangents)
         return pattern, tangents

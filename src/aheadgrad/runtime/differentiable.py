@@ -104,8 +104,10 @@ class Higher:
         pattern, given = self.backward.arranged(tangents)
         step = self.made.get((pattern, requiring, state, wanted))
         if step is None:
+            pattern, given = self.backward.arranged(tangents, {k[0] for k in self.made})
+            step = self.made.get((pattern, requiring, state, wanted))
+        if step is None:
             with RECORDING:
-                pattern, given = self.backward.arranged(tangents, {k[0] for k in self.made})
                 wanted = None if wanted is None else few(self.sets, wanted)
                 key = pattern, requiring, state, wanted
                 step = self.made.get(key)
