@@ -39,6 +39,7 @@ from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
 from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
+from aheadgrad.program.slots import opened
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.levels import lower
@@ -227,22 +228,32 @@ class Steps:
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
         fixed = self.level.fixed_autocast
+        asked, by_subclasses = _asked(self.level, pattern)
+        compiler = self.compiler
+        if by_subclasses:
+            compiler = Compiler(replace(self.level.options, backend="eager"), compiler.mode)
 
         def make(further: Further) -> Any:
             level, door = further.level, further.door
             assert level is not None
             assert door is not None
             parts = split_next(level, saved)
-            program = self.compiler.compile(parts.program)
+            more = len(parts.program.results) - len(opened((e.slot, e.value) for e in level.leaving))
+            program = compiler.compile(parts.program)
+            program = backward_of_wholes(level.recorded, program, len(saved.values), more)
             backwards = [
-                self.compiler.compile(backward_program(level, g, kept)) if g is not None and g.usual else None
+                None
+                if g is None or not g.usual
+                else backward_of_wholes(
+                    g, compiler.compile(backward_program(level, g, kept)), len(kept.values)
+                )
                 for g, kept in zip(level.gradients, parts.saved, strict=True)
             ]
             under = self.level.backward_autocast if fixed else state
-            steps = Steps(level, door, self.compiler)
+            steps = Steps(level, door, compiler)
             return make_step(level, parts, program, backwards, saved, ways, under, steps)
 
-        request = Request(component.number, pattern, state, requiring, wanted=wanted)
+        request = Request(component.number, asked, state, requiring, wanted=wanted)
         return self._recorded(request, saved, make)
 
     def handing(

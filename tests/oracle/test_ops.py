@@ -205,17 +205,6 @@ def test_cond_with_several_results() -> None:
     same(f, lambda: Inputs((leaf(3, grad=False), leaf(3, seed=1, grad=False))))
 
 
-def test_a_branch_that_closes_over_a_tensor() -> None:
-    def f(x: Tensor) -> Tensor:
-        y = x * 2
-        return torch.cond(x.sum() > 0, lambda x: x + y, lambda x: x - y, (x,))
-
-    fast = aheadgrad.compile(f, frontend="trace")
-    x = leaf(3, grad=False)
-    with pytest.warns(aheadgrad.errors.FallbackWarning, match="closes over"):
-        assert torch.equal(fast(x), f(x))
-
-
 def test_map() -> None:
     same(lambda x: map_rows(lambda row: row.sin() + 1, x), one(3, 2, grad=False))
 
@@ -231,21 +220,6 @@ def test_while_loop() -> None:
     fast = aheadgrad.compile(f, frontend="trace")
     x = leaf(3, grad=False)
     assert all(torch.equal(a, b) for a, b in zip(fast(x), f(x), strict=True))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("which", ["map", "scan"])
-def test_gradients_of_others_are_left_to_eager(which: str) -> None:
-    def f(x: Tensor) -> Any:
-        if which == "map":
-            return map_rows(lambda row: row.sin(), x)
-        return scan(lambda c, row: (c + row, c * row), torch.zeros(2), x, dim=0)[0]
-
-    fast = aheadgrad.compile(f, frontend="trace")
-    x = leaf(3, 2)
-    with pytest.warns(aheadgrad.errors.FallbackWarning, match="control-flow"):
-        out = fast(x)
-    assert torch.equal(*(torch.autograd.grad(o.sum(), x)[0] for o in (out, f(x))))
 
 
 def test_no_out_is_written_to_nothing() -> None:

@@ -125,12 +125,12 @@ def unchanged_wholes(joint: Joint) -> frozenset[str]:
     return frozenset(f"p{i}" for i, e in entrances if type(e.value) is Bundle and i not in changed)
 
 
-def backward_of_wholes(gradients: Gradients, run: Executable, saved: int) -> Executable:
-    """A backward that takes tangents and returns gradients as whole tensors."""
+def backward_of_wholes(gradients: Gradients, run: Executable, saved: int, more: int = 0) -> Executable:
+    """A backward that takes tangents and returns gradients as whole tensors, and more behind them."""
     tangents = [t for t in gradients.tangents if t is not None]
     if not any(type(v) is Bundle for v in (*tangents, *gradients.grads)):
         return run
-    results = sum(len(g.parts) if type(g) is Bundle else 1 for g in gradients.grads)
+    results = sum(len(g.parts) if type(g) is Bundle else 1 for g in gradients.grads) + more
 
     def inline(script: Script, given: list[str], *, keep_places: bool) -> list[str]:
         places = given[:saved]
@@ -143,7 +143,7 @@ def backward_of_wholes(gradients: Gradients, run: Executable, saved: int) -> Exe
                 wholes.append(put_together(script.names, value.form, values))
             else:
                 wholes.append(next(values))
-        return wholes
+        return [*wholes, *values]
 
     return _boxed("backward_of_wholes", inline, saved + len(tangents), keep_places=False)
 

@@ -248,7 +248,7 @@ class Joint(Level):
     @property
     def differentiable_again(self) -> bool:
         """Are derivatives beyond the first to be had?"""
-        return self.options.any_order and not self.veiled
+        return self.options.any_order
 
     @property
     def changed(self) -> frozenset[Value]:

@@ -23,9 +23,7 @@ def donated(joint: Joint, parts: Split) -> frozenset[Value]:
     tape = joint.tape
     saved = [s.value for kept in parts.saved for s in kept.tensors]
     held = Counter(map(tape.view_source, saved))
-    leaving = [
-        v for _, v in opened((e.slot, e.value) for e in joint.leaving) if type(v) is Value
-    ]  # no shapes
+    leaving = (v for _, v in opened((e.slot, e.value) for e in joint.leaving) if type(v) is Value)
     held.update(map(tape.view_source, leaving))
     found = set()
     for value in saved:

@@ -17,13 +17,13 @@ from aheadgrad.errors import HigherOrderError
 from aheadgrad.joint.level import Gradients, NextOrder
 from aheadgrad.partition.choose import at_hand, kept_by_eager, walk_backward
 from aheadgrad.partition.saved import SavedSet, SavedValue
-from aheadgrad.partition.split import tangent_name
+from aheadgrad.partition.split import tangent_ports
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Cutter, same_views
 from aheadgrad.program.program import Program
 from aheadgrad.program.shorter import shortened
-from aheadgrad.program.slots import Tangent
-from aheadgrad.program.values import Port, Value
+from aheadgrad.program.slots import opened
+from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.symbols import Number
 
@@ -33,8 +33,8 @@ class HigherSplit:
     """A differentiable backward's program, and what each of the next backwards is given.
 
     `kept` has, for each component, positions among all values that can be kept: what this backward was
-    given (saved tensors, then tangents), then the results that only the next one needs. `saved` has
-    the same values with names and reasons.
+    given (saved tensors, then tangents or their parts), then the results that only the next one needs.
+    `saved` has the same values with names and reasons.
     """
 
     program: Program
@@ -45,13 +45,12 @@ class HigherSplit:
 def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
     cutter = level.cutter(same=same_views(level.tape, {s.value for s in given.tensors}))
     recorded, tape = level.recorded, level.tape
-    present = [(k, t) for k, t in enumerate(recorded.tangents) if t is not None]
-    pool = list(given.tensors)
-    pool += [SavedValue(t, tangent_name(level.order - 1, k), "a tangent") for k, t in present]
+    tangents = tangent_ports(level.order - 1, (level.below[i] for i in recorded.component.exits), recorded)
+    pool = [*given.tensors, *(SavedValue(p.value, p.name, "a tangent") for p in tangents)]
     boundary = {s.value: k for k, s in enumerate(pool)}
-    values = [e.value for e in level.leaving]
+    leaving = opened((e.slot, e.value) for e in level.leaving)
     symbols = {number.expr for _, number in given.sizes if type(number) is Number}
-    here, _ = cutter.needed(values, set(boundary), {recorded.phase}, symbols)
+    here, _ = cutter.needed([v for _, v in leaving], set(boundary), {recorded.phase}, symbols)
     here = {i for i in here if not is_view_op(tape.ops[i].target)}
     start = len(pool)
     kept: list[tuple[int, ...]] = []
@@ -70,7 +69,12 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
             positions.add(boundary[value])
         kept.append(tuple(sorted(positions)))
         saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
-    program = _program(level, cutter, given, SavedSet(tuple(pool[start:])))
+    outputs = [*leaving, *SavedSet(tuple(pool[start:])).outputs]
+    try:
+        ports, late = given.ports + tangents, level.computes_again
+        program = shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase}, late=late)))
+    except AssertionError as error:
+        raise _not_kept("a value of the forward") from error
     return HigherSplit(program, tuple(kept), tuple(saved))
 
 
@@ -99,17 +103,3 @@ def _not_kept(what: str) -> HigherOrderError:
         f"This derivative needs {what}, and the forward did not keep it for the first backward. Use "
         'partition="default", or differentiate the uncompiled function here.'
     )
-
-
-def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -> Program:
-    recorded = level.recorded
-    ports = given.ports
-    for number, (i, value) in enumerate(zip(recorded.component.exits, recorded.tangents, strict=True)):
-        if value is not None:
-            ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
-    outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
-    late = level.computes_again
-    try:
-        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase}, late=late)))
-    except AssertionError as error:
-        raise _not_kept("a value of the forward") from error

@@ -5,6 +5,7 @@ A partitioner chooses the values to save; only this file builds the two programs
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from aheadgrad.partition.table import Table
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Sizes, same_views
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Between, Tangent, opened
+from aheadgrad.program.slots import Between, Slot, Tangent, opened
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.fake import FakeTensorMode
@@ -80,9 +81,14 @@ def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Progra
     return check(joint.cutter().cut(role, ports, outputs, {"forward"}, joint.writes))
 
 
-def tangent_name(order: int, number: int) -> str:
-    """`tangents_1`, as all backends expect; from the second order on the order is in the name."""
-    return f"tangents_{number + 1}" if order == 0 else f"tangents_{number + 1}_{order + 1}"
+def tangent_ports(order: int, slots: Iterable[Slot], gradients: Gradients) -> list[Port]:
+    """The tangents that a backward is given, or their parts.
+
+    `tangents_1`, as all backends expect; from the second order on the order is in the name.
+    """
+    given = opened(zip(map(Tangent, slots), gradients.tangents, strict=True))
+    last = "" if order == 0 else f"_{order + 1}"
+    return [Port(slot, t, f"tangents_{k}{last}") for k, (slot, t) in enumerate(given, 1) if t is not None]
 
 
 def backward_program(
@@ -97,13 +103,8 @@ def backward_program(
 
     `handed` are tangents that come in on the way.
     """
-    ports = saved.ports
-    number = 0
-    for i, value in zip(gradients.component.exits, gradients.tangents, strict=True):
-        for slot, tangent in opened([(Tangent(level.exits[i].slot), value)]):
-            if tangent is not None:
-                ports.append(Port(slot, tangent, tangent_name(level.order, number)))
-            number += 1
+    slots = [level.exits[i].slot for i in gradients.component.exits]
+    ports = saved.ports + tangent_ports(level.order, slots, gradients)
     ports += [Port(Tangent(Between(k)), v, f"handed_{k + 1}") for k, v in enumerate(handed)]
     outputs = opened(level.gradient_outputs(gradients))
     late = level.computes_again

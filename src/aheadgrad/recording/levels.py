@@ -20,7 +20,7 @@ from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dynamo import is_static
-from aheadgrad.torchlayer.subclasses import Form, parts_of
+from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def lower(recording: Recording) -> values.Joint:
         )
         for e in session.entrances
     )
-    again = options.any_order and not session.veiled and not options.one_node
+    again = options.any_order and not options.one_node
     levels = _Levels(recording, keeps=again)
     members = tuple(m.version is not None for m in session.members)
     wholes: list[tuple[Slot, Any]] = [(e.slot, e.value) for e in entrances]
@@ -184,7 +184,8 @@ class _Levels:
         or for another part of the outputs. Eager keeps what serves all of them.
         """
         tape = self.low.tape()
-        found = (self.low.known(functional.unwrap(t)) for node in nodes for t in saved_with_history(node))
+        saved = (functional.unwrap(t) for node in nodes for t in saved_with_history(node))
+        found = (self.low.known(v) for value in saved for v in values_of(value))
         return {tape.source(v): None for v in found if v is not None}
 
     def _target(self, t: Target) -> values.Target:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
+from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.geometry import flattest
 from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
@@ -34,6 +35,7 @@ from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
+    HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
     TorchFunctionMode,
@@ -44,6 +46,7 @@ from aheadgrad.torchlayer.dispatch import (
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.transforms import set_aside
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
@@ -243,6 +246,10 @@ class Lift(TorchFunctionMode):
             op = only_overload(func)
             if changes_arguments(op):
                 return call_changing(self.session, op, args, kwargs)
+        if isinstance(func, HigherOrderOperator):
+            out = controlled(self.session, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if func is torch.Tensor.storage_offset and not self.session.is_new(args[0]):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
@@ -322,7 +329,10 @@ class Lift(TorchFunctionMode):
     def _swap(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             ours = functional.is_wrapped(value) or in_transform(value)
-            return value if ours else self.session.lift(value)
+            if ours:
+                return value
+            with set_aside():
+                return self.session.lift(value)
         if type(value) in (list, tuple):
             return type(value)(self._swap(v) for v in value)
         if type(value) is dict:

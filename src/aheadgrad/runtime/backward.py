@@ -7,7 +7,7 @@ that this backward does not want.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.wholes import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
 
 Run = Callable[[list[Any]], list[Any]]
+Tangents = tuple[Tensor | None, ...]
 Make = Callable[[tuple[Any, ...], AutocastState | None, Wanted], tuple[Run, frozenset[int] | None]]
 """Makes a program from tangents like these to the wanted gradients; with the positions of the saved tensors
 that it uses, if known."""
@@ -78,24 +80,30 @@ class Backward:
                     self.used[pattern, wanted] = used
         return program
 
-    def needs(self, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> frozenset[int] | None:
-        """Which saved tensors the program for these tangents uses, if that is known."""
+    def arranged(
+        self, tangents: Tangents, known: Collection[Any] | None = None
+    ) -> tuple[tuple[Any, ...], Tangents]:
+        """The pattern of these tangents, and the tangents: as they are, or, where too many patterns are known
+        already, laid out as expected."""
         pattern = tuple(None if t is None else _layout(t) for t in tangents)
+        if known is not None and pattern not in known and (self.layouts == 1 or len(known) >= self.layouts):
+            tangents = tuple(map(laid_out, tangents, self.expected))
+            pattern = tuple(None if t is None else _layout(t) for t in tangents)
+        return pattern, tangents
+
+    def needs(self, tangents: Tangents, wanted: Wanted) -> frozenset[int] | None:
+        """Which saved tensors the program for these tangents uses, if that is known."""
+        pattern, _ = self.arranged(tangents)
         self.find(pattern, None if self.fixed_autocast else autocast_state(), wanted)
         return self.used.get((pattern, wanted))
 
-    def run(
-        self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
-    ) -> list[Any]:
+    def run(self, node: Any, saved: list[Any], tangents: Tangents, wanted: Wanted) -> list[Any]:
         """The gradients. `saved` is used up, and the node lets go of it unless the graph is kept."""
-        pattern = tuple(None if t is None else _layout(t) for t in tangents)
+        pattern, _ = self.arranged(tangents)
         state = None if self.fixed_autocast else autocast_state()
         program = self.programs.get((pattern, state, wanted))
         if program is None:
-            if len({p for p, _, _ in self.programs}) >= self.layouts and any(p is not None for p in pattern):
-                usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
-                if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
-                    return self.run(node, saved, tuple(map(laid_out, tangents, self.expected)), wanted)
+            pattern, tangents = self.arranged(tangents, {p for p, _, _ in self.programs})
             program = self.find(pattern, state, wanted)
         saved += (t for t in tangents if t is not None)
         return self.use(node, program, saved, state)
@@ -122,6 +130,6 @@ def _layout(t: Tensor) -> Any:
 
 def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:
     """The same tangent with the strides that a program was compiled for."""
-    if t is None or t.stride() == strides or type(t) is not Tensor:
+    if t is None or type(t) is not Tensor or isinstance(strides, Form) or t.stride() == strides:
         return t
     return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

@@ -22,8 +22,9 @@ from aheadgrad.joint.level import Component, Level, NextOrder
 from aheadgrad.partition.next_order import HigherSplit
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.program import Program
+from aheadgrad.program.values import Value
 from aheadgrad.runtime.assemble import nowhere
-from aheadgrad.runtime.backward import Backward, Failure, few, laid_out
+from aheadgrad.runtime.backward import Backward, Failure, few
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
@@ -34,8 +35,7 @@ from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.lock import RECORDING
-from aheadgrad.torchlayer.strides import dense_strides
-from aheadgrad.torchlayer.subclasses import is_plain
+from aheadgrad.torchlayer.subclasses import parts_of, values_of
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched
 from aheadgrad.torchlayer.wanted import Wanted
 
@@ -59,21 +59,15 @@ class Higher:
         self.component = component
         self.saved = saved
         self.ways = ways
+        self.backward = backward
         self.made: dict[Any, Any] = {}
         self.sets: set[Wanted] = set()
         self.steps = steps
         self.handing = Handing(level, component, saved, backward, steps)
-        orders = tuple(level.exits[i].order for i in component.exits)
-        self._orders = orders if level.lays_out and not level.veiled else None
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any]:
         """Gradients with a history, one per input that the node leads to; None where not wanted."""
         present = [t for t in tangents if t is not None]
-        if self.level.veiled or not all(map(is_plain, present)):
-            raise HigherOrderError(
-                "A second derivative was asked for through a compiled call with tensor subclasses. Use the "
-                "uncompiled function where you need it."
-            )
         if not self.level.options.any_order:
             raise HigherOrderError(
                 "A second derivative was asked for through a function that was compiled with "
@@ -105,34 +99,23 @@ class Higher:
         self, tangents: tuple[Tensor | None, ...], wanted: Wanted
     ) -> tuple[Any, tuple[Tensor | None, ...]]:
         """The step for these tangents and gradients, and the tangents as it wants them."""
-        if self._orders is not None:
-            tangents = tuple(map(_ordered, tangents, self._orders))
         state = None if self.level.fixed_autocast else autocast_state()
-        key = self._key(tangents, state, wanted)
-        step = self.made.get(key)
-        most = self.level.options.layouts
-        if step is None and self._orders is None and (most == 1 or len({k[0] for k in self.made}) >= most):
-            tangents = tuple(map(laid_out, tangents, self.component.expected))
-            key = self._key(tangents, state, wanted)
-            step = self.made.get(key)
+        requiring = tuple(t is not None and t.requires_grad for t in tangents)
+        pattern, given = self.backward.arranged(tangents)
+        step = self.made.get((pattern, requiring, state, wanted))
+        if step is None:
+            pattern, given = self.backward.arranged(tangents, {k[0] for k in self.made})
+            step = self.made.get((pattern, requiring, state, wanted))
         if step is None:
             with RECORDING:
-                key = *key[:3], None if wanted is None else few(self.sets, wanted)
+                wanted = None if wanted is None else few(self.sets, wanted)
+                key = pattern, requiring, state, wanted
                 step = self.made.get(key)
                 if step is None:
-                    pattern, requiring, _, wanted = key
                     step = self.made[key] = self.steps.differentiable(
                         self.component, self.saved, self.ways, pattern, requiring, state, wanted
                     )
-        return step, tangents
-
-    def _key(
-        self, tangents: tuple[Tensor | None, ...], state: AutocastState | None, wanted: Wanted
-    ) -> tuple[Any, ...]:
-        """How the tangents are laid out, which of them require grad; the autocast state; what is wanted."""
-        as_expected = self._orders is not None
-        layouts = tuple(None if t is None else True if as_expected else t.stride() for t in tangents)
-        return layouts, tuple(t is not None and t.requires_grad for t in tangents), state, wanted
+        return step, given
 
 
 def one_by_one(
@@ -150,10 +133,6 @@ def one_by_one(
         None if column[0] is None else batched(torch.stack(column), level)
         for column in zip(*rows, strict=True)
     ]
-
-
-def _ordered(t: Tensor | None, order: tuple[int, ...]) -> Tensor | None:
-    return None if t is None else laid_out(t, dense_strides(tuple(t.size()), order))
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +159,7 @@ class Step:
     detached: frozenset[int]
     passed_on: dict[int, int]
     autocast: AutocastState | None
+    veiled: bool
 
     def run(
         self, ctx: Any, sizes: Any, saved: Any, tangents: tuple[Tensor | None, ...], inputs: list[Tensor]
@@ -187,7 +167,8 @@ class Step:
         present = [t for t in tangents if t is not None]
         results = self._compute([*sizes, *saved, *present])
         grads = results[: self.gradients]
-        pool = [*saved, *present, *results[self.gradients :]]
+        parts = (p for t in present for p in (parts_of(t) if self.veiled else (t,)))
+        pool = [*saved, *parts, *results[self.gradients :]]
         given = [*inputs, *tangents]
         for i in self.detached:
             grads[i] = grads[i].detach()
@@ -234,11 +215,13 @@ def make_step(
     """`program` is the backward itself, `backwards` are those of its gradients, by component."""
     numbers = {t.key: k for k, t in enumerate(level.recorded.component.targets)}
     places = {k: j for k, j in enumerate(ways.carried) if j is not None}  # input number to pool position
-    present = [i for i, t in enumerate(level.recorded.tangents) if t is not None]
-    for position, i in enumerate(present, start=len(given.tensors)):
-        number = len(ways.carried) + i
-        places[number] = position
-        key = level.tangents[i]
+    position = len(given.tensors)
+    for number, (t, key) in enumerate(
+        zip(level.recorded.tangents, level.tangents, strict=True), len(ways.carried)
+    ):
+        if type(t) is Value:
+            places[number] = position
+        position += len(values_of(t)) if t is not None else 0
         if key is not None:
             numbers[key] = number
     nodes = []
@@ -255,6 +238,7 @@ def make_step(
         _borrowed(level, split.program),
         {i: numbers[key] for i, key in level.passed_on.items()},
         None if level.fixed_autocast else state,
+        level.veiled,
     )
 
 
@@ -289,8 +273,12 @@ def _borrowed(level: NextOrder, program: Program) -> frozenset[int]:
     """Gradients that share memory with something else, of which a node cannot make its own output."""
     found = set()
     own = {v for op in program.ops if not is_view_op(op.target) for v in op.values}
-    for i, (e, value) in enumerate(zip(level.leaving, program.results, strict=False)):
-        if e.differentiable and value not in own:
+    results = iter(program.results)
+    for i, e in enumerate(level.leaving):
+        values = [next(results) for _ in values_of(e.value)]
+        if (
+            e.differentiable and type(e.value) is Value and values[0] not in own
+        ):  # wholes are put together anew
             found.add(i)
-        own.discard(value)
+        own.difference_update(values)
     return frozenset(found)

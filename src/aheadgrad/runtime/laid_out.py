@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.joint.requests import Unusual
-from aheadgrad.runtime.backward import Backward, Make
+from aheadgrad.runtime.backward import Backward, Make, Tangents
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import version
 from aheadgrad.torchlayer.strides import dense_strides, order_of
@@ -46,22 +46,27 @@ class LaidOutBackward(Backward):
     def usual_pattern(self) -> tuple[Any, ...]:
         return (True,) * len(self.expected)
 
-    def run(
-        self, node: Any, saved: list[Any], tangents: tuple[Tensor | None, ...], wanted: Wanted
-    ) -> list[Any]:
-        kinds = tuple(map(self._kind, tangents, self.expected))
+    def run(self, node: Any, saved: list[Any], tangents: Tangents, wanted: Wanted) -> list[Any]:
+        kinds, given = self.arranged(tangents)
         state = None if self.fixed_autocast else autocast_state()
         program = self.find(kinds, state, wanted)
-        given = zip(tangents, kinds, self.expected, strict=True)
-        found = [(t, _as_recorded(t, kind, order)) for t, kind, order in given if t is not None]
-        copies = [(t, copy, version(copy)) for t, copy in found if copy is not t]
-        saved += (laid_out for _, laid_out in found)
-        del found
+        both = zip(tangents, given, strict=True)
+        copies = [
+            (t, copy, version(copy))
+            for t, copy in both
+            if t is not None and copy is not None and copy is not t
+        ]
+        saved += (t for t in given if t is not None)
+        del given
         grads = self.use(node, program, saved, state)
         for t, copy, before in copies:
             if version(copy) != before:  # a custom backward changes the gradient that it is given
                 t.copy_(copy)
         return grads
+
+    def arranged(self, tangents: Tangents, known: Any = ()) -> tuple[tuple[Kind, ...], Tangents]:
+        kinds = tuple(map(self._kind, tangents, self.expected))
+        return kinds, tuple(map(_as_recorded, tangents, kinds, self.expected))
 
     def _kind(self, t: Tensor | None, expected: Any) -> Kind:
         if t is None:
@@ -82,7 +87,9 @@ def _same_kind(a: Form, b: Form) -> bool:
     return all(isinstance(y, Form) and _same_kind(x, y) for x, y in pairs)
 
 
-def _as_recorded(t: Tensor, kind: Kind, expected: Any) -> Tensor:
+def _as_recorded(t: Tensor | None, kind: Kind, expected: Any) -> Tensor | None:
+    if t is None:
+        return None
     if isinstance(kind, Unusual):
         return t if kind.form is not None else _laid_out(t, kind.order)
     return _parts_laid_out(t, expected) if isinstance(expected, Form) else _laid_out(t, expected)
@@ -92,7 +99,9 @@ def _parts_laid_out(t: Tensor, expected: Form) -> Tensor:
     """A tangent that is a subclass of the expected kind, with parts laid out as expected."""
     parts = parts_of(t)
     made = [_laid_out(p, order_of(e.stride)) for p, e in zip(parts, expected.plain, strict=True)]
-    return t if all(map(operator.is_, parts, made)) else build(form_of(t), iter(made))
+    if all(map(operator.is_, parts, made)):
+        return t
+    return _laid_out(t, order_of(expected.stride)) if t.requires_grad else build(form_of(t), iter(made))
 
 
 def _laid_out(t: Tensor, order: Any) -> Tensor:

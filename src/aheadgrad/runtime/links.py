@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.torchlayer.autograd import size_in_history
+from aheadgrad.torchlayer.subclasses import build, form_of, is_foreign, parts_of
 
 _NOTHING = torch.empty(0)
 
@@ -83,6 +84,9 @@ def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], input
 
 
 def _link(t: Tensor, size: Any) -> Tensor:
+    if is_foreign(t):  # numbers inside (the offsets of a jagged tensor) say what it is
+        parts = (_link(p, p.size()) if p.is_floating_point() or p.is_complex() else p for p in parts_of(t))
+        return build(form_of(t), parts).detach()
     return torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
 
 

@@ -14,6 +14,10 @@ from torch import Tensor
 
 from aheadgrad.torchlayer.two_tensor import TwoTensor
 
+# What torch does to such tensors in second derivatives, and no program is to blame for: its helper for
+# subclasses fails on zeros that autograd makes (of `abs`), and conjugation is lost inside of them.
+DEFECTS = ("Attempted to set the storage of a tensor on device", "a lazily conjugated tensor")
+
 
 def of(a: Tensor, requires_grad: bool = False) -> Tensor:
     """A tensor in two parts, the second a little different from the first."""

@@ -88,7 +88,15 @@ def _state(env: ShapeEnv) -> dict[str, Any]:
 
 
 def _restore(env: ShapeEnv, before: dict[str, Any]) -> None:
-    vars(env).update(before)
+    """As it was, but for symbols that are new: sizes of tensors that may live on."""
+    new = env.var_to_range.keys() - before["var_to_range"].keys()
+    for name, value in before.items():
+        if isinstance(value, dict):
+            now = vars(env)[name]
+            value.update({k: now[k] for k in new & now.keys()})
+        if "counter" not in name:
+            vars(env)[name] = value
+    env.pending_fresh_unbacked_symbols = [s for s in env.pending_fresh_unbacked_symbols if s not in new]
     _changed(env)
 
 

@@ -74,14 +74,15 @@ def with_graphs(
 ) -> tuple[tuple[Any, ...], Any]:
     """Runs a control-flow operator on fake tensors; its arguments with graphs in place of functions."""
     bodies = [_Body(a) if _is_function(a) else a for a in args]
-    with mode:
+    with mode, _with_shapes(mode):
         if not any(isinstance(b, _Body) for b in bodies):
-            return args, op(*args, **kwargs)
+            out = op(*args, **kwargs)
+            mode.shape_env.pending_fresh_unbacked_symbols.clear()  # the sizes of results, if any
+            return args, out
         try:
-            with _with_shapes(mode):
-                out = op(*bodies, **kwargs)
-                given = next((b.given for b in bodies if isinstance(b, _Body) and b.given), None)
-                return tuple(_graph_of(op, b, given) if isinstance(b, _Body) else b for b in bodies), out
+            out = op(*bodies, **kwargs)
+            given = next((b.given for b in bodies if isinstance(b, _Body) and b.given), None)
+            return tuple(_graph_of(op, b, given) if isinstance(b, _Body) else b for b in bodies), out
         except (AssertionError, AttributeError) as error:  # of torch's, on tensors from elsewhere
             raise FallbackError(f"a function given to {op} cannot be recorded by itself") from error
 
@@ -119,7 +120,7 @@ def bodies_not_compiled() -> Iterator[None]:
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
         if model is not None and options.get("fullgraph") and is_here() and _in_operator():
-            return functools.partial(_uncompiled, model)
+            return _with_flat_operands(model) if model.__name__ == "_cond_op_wrapper" else model
         return original(model, **options)
 
     torch.compile = compile
@@ -129,26 +130,15 @@ def bodies_not_compiled() -> Iterator[None]:
         torch.compile = original
 
 
-def _uncompiled(call: Any, *args: Any) -> Any:
-    """Calls an operator as Dynamo would have it called: functions return flat tuples."""
-    if call.__name__ == "_cond_op_wrapper":
-        specs: list[Any] = []
-        flat = [_flat(a, specs) if _is_function(a) else a for a in args]
-        out = call(*flat)
-        return pytree.tree_unflatten(list(out), specs[0])
-    tensors = [v for v in pytree.tree_leaves(args) if isinstance(v, torch.Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        raise FallbackError("gradients of a control-flow operator other than cond are asked for")
-    return call(*args)
+def _with_flat_operands(cond: Any) -> Any:
+    """As Dynamo would call it."""
 
+    def call(pred: Any, true: Any, false: Any, operands: Any) -> Any:
+        flat, spec = pytree.tree_flatten(operands)
+        both = [lambda *args, f=f: f(*pytree.tree_unflatten(args, spec)) for f in (true, false)]
+        return cond(pred, *both, tuple(flat))
 
-def _flat(function: Any, specs: list[Any]) -> Any:
-    def flat(*args: Any) -> Any:
-        out, spec = pytree.tree_flatten(function(*args))
-        specs.append(spec)
-        return tuple(out)
-
-    return flat
+    return call
 
 
 def _in_operator() -> bool:

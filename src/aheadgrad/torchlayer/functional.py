@@ -126,12 +126,14 @@ def behind_veils() -> Iterator[None]:
 @contextmanager
 def outside() -> Iterator[None]:
     """Neither functionalization nor any mode: for making placeholders."""
-    with (
-        torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE),
-        _disable_current_modes(),
-        no_python_dispatcher(),
-        torch._C.DisableTorchFunction(),
-    ):
+    with without_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """As `outside`, but for modes over torch's functions."""
+    with torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE), _disable_current_modes(), no_python_dispatcher():
         yield
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,18 @@ def without_functionalize(fn: Callable[..., Any]) -> Callable[..., Any]:
     while getattr(fn, "__code__", None) is _CODE:
         fn = fn.__wrapped__  # type: ignore[attr-defined]
     return fn
+
+
+@contextmanager
+def set_aside() -> Iterator[None]:
+    """Inside transforms: as if there were none, for a tensor from outside of all of them."""
+    if torch._C._functorch.maybe_current_level() is None:
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack():
+        yield
 
 
 is_batched = torch._C._functorch.is_legacy_batchedtensor
