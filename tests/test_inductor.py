@@ -18,7 +18,6 @@ from aheadgrad.torchlayer.inductor import missing
 
 pytestmark = [
     pytest.mark.skipif(missing("cpu") is not None, reason="needs a C++ compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 
 

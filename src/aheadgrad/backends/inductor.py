@@ -34,7 +34,7 @@ class Inductor:
 
     mode: str = "default"
 
-    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut")
+    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut", replays=False)
 
     def __post_init__(self) -> None:
         if self.mode not in inductor.MODES:
@@ -54,11 +54,12 @@ class Inductor:
         return Executable(run, run.first().strides if kept else None)
 
     def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
-        lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
         try:
-            if lacking is not None:
-                raise RuntimeError(f"there is no {lacking}")
-            return self._by_inductor(request, donated)
+            with inductor.quietly():
+                lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
+                if lacking is not None:
+                    raise RuntimeError(f"there is no {lacking}")
+                return self._by_inductor(request, donated)
         except Exception as error:
             _warn(request.role, reason_of(error))
             return op_by_op(request)

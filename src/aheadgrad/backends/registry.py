@@ -66,7 +66,7 @@ def settled(options: Options) -> Options:
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
     given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
-    return replace(options, **given, partition=partition, layouts=wants.layouts)
+    return replace(options, **given, partition=partition, layouts=wants.layouts, replays=wants.replays)
 
 
 class Compiler:
