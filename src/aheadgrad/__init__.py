@@ -9,6 +9,7 @@ from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
+from aheadgrad.report.journal import log_as_asked
 from aheadgrad.report.text import Captured
 
 __version__ = "0.1.0"
@@ -23,3 +24,5 @@ __all__ = [
     "explain_misses",
     "register_backend",
 ]
+
+log_as_asked()

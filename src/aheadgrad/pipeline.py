@@ -79,7 +79,7 @@ def _entry(recording: Recording, joint: Joint, options: Options, journal: Journa
     with journal.stage("split"):
         parts = split(joint, mode)
     with journal.stage("compile"):
-        compiler = Compiler(options, mode)
+        compiler = Compiler(options, mode, journal)
         compiled = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
         steps = Steps(joint, LiveDoor(recording), compiler)

@@ -69,9 +69,7 @@ class Checked:
             if op.origin is not None:
                 lines.append(op.origin.as_traceback().rstrip())
             return "\n".join(lines)
-        return "\n".join(
-            [*lines, "  With all values as results nothing differs: perhaps it is fusing."]
-        )
+        return "\n".join([*lines, "  With all values as results nothing differs: perhaps it is fusing."])
 
     def _differing(self, request: Request, args: list[Any]) -> Iterator[tuple[Op, Value, float]]:
         program = with_all_values(request.program)

@@ -151,7 +151,8 @@ class _Backward:
     def _find(self, kept: bool) -> Boxed:
         with RECORDING:
             if kept not in self.made:
-                made = self.backend.compiled(self.request, () if kept else self.donated)
+                with self.request.watch():
+                    made = self.backend.compiled(self.request, () if kept else self.donated)
                 self.made[kept] = made.call
             return self.made[kept]
 

@@ -6,7 +6,8 @@ def mine(request): ...
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ from aheadgrad.errors import InvalidOption
 from aheadgrad.options import Options
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Value
+from aheadgrad.report.journal import Journal
+from aheadgrad.report.progress import progress
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 
@@ -72,11 +75,12 @@ def settled(options: Options) -> Options:
 class Compiler:
     """The backend of one call. It knows how results are laid out, for the programs that take them."""
 
-    def __init__(self, options: Options, mode: FakeTensorMode | None) -> None:
+    def __init__(self, options: Options, mode: FakeTensorMode | None, journal: Journal) -> None:
+        self.journal = journal
         self.backend = find_backend(options.backend)
         self.mode = mode
         self.layouts: dict[Value, tuple[Any, ...]] = {}
-        self.shared: dict[str, Any] = {"frontend": options.frontend}
+        self.shared: dict[str, Any] = {"frontend": options.frontend, "watch": self._watch}
 
     def compile(self, program: Program, given_away: frozenset[Value] = frozenset()) -> Executable:
         """Compiles a program now; a backward when it is first called, for what the forward really gives."""
@@ -88,8 +92,14 @@ class Compiler:
             return only_gradients(program, Executable(later))
         return only_gradients(program, self._now(request))
 
+    @contextmanager
+    def _watch(self, role: str) -> Iterator[None]:
+        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."):
+            yield
+
     def _now(self, request: Request) -> Executable:
-        made = as_executable(self.backend(request))
+        with self._watch(request.role):
+            made = as_executable(self.backend(request))
         outputs = request.program.outputs
         for (_, value), strides in zip(outputs, made.strides or (None,) * len(outputs), strict=True):
             if type(value) is Value and strides is not None and strides != value.type.stride:
