@@ -159,6 +159,11 @@ class Level:
         return self.exits[: self.count]
 
     @property
+    def computes_again(self) -> bool:
+        """Do backwards run ops of the forward?"""
+        return self.options.partition == "min_cut" or self.tape.has_regions
+
+    @property
     def selects(self) -> bool:
         """Are there backwards for some of the gradients? The drop-in's compilers expect one backward."""
         return not (self.options.one_node and self.order == 0)

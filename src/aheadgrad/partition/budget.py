@@ -1,9 +1,9 @@
 """As little recomputed arithmetic as a budget of bytes allows.
 
 Cuts at rising prices of an operation save more and more and run fewer and fewer ops again, each a part of
-those before: a smaller budget never saves more, a larger one never does more again. The budget lies between two
-neighbours in this family. Where they differ in several matrix ops, an integer program finds which of these run
-again; everything else is a cut in it, which its linear part solves exactly.
+those before: a smaller budget never saves more, a larger one never does more again. The budget lies between
+two neighbours in this family. Where they differ in several matrix ops, an integer program finds which of
+these run again; everything else is a cut in it, which its linear part solves exactly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def within(network: Network, most: float) -> Cut:
 
 
 def _neighbours(network: Network, most: float) -> tuple[Cut, Cut | None]:
-    """The cut at the highest price that meets the budget, and one at a hardly higher price, which does not."""
+    """The cut at the highest price that meets the budget, and one at a hardly higher one, which does not."""
     low, high = 0.0, 1e-9
     less, more = network.solve(), None
     while high < 1e15 and less.bytes <= most:
@@ -65,7 +65,8 @@ def _chosen(network: Network, free: list[int], most: float) -> set[int] | None:
     """Which of the free ops run again. None if that takes too long to find out."""
     others = sorted(network.again - set(free))
     values = [v for roots in network.makes.values() for v in roots]
-    column: dict[int | Value, int] = {of: k for k, of in enumerate((*free, *others, *values))}
+    choices: list[int | Value] = [*free, *others, *values]
+    column = {of: k for k, of in enumerate(choices)}
     cells: list[tuple[int, int, float]] = []
     needed: list[float] = []
     for value, by in _at_hand(network):

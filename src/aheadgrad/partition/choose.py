@@ -48,16 +48,19 @@ def choose(
     as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
     reasons: Mapping[Value, str] = {}
     runs: set[int] = set()
-    if demands is DEFAULT:
+    table = Table(cutter, gradients, here, fixed, demands.once, seen)
+    if demands is not DEFAULT:
+        reasons = plan(table, demands)
+        used, runs = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
+    elif tape.has_regions:
+        here -= table.again
+        used, runs = walk_backward(cutter, gradients, here, as_numbers, table.outside, higher=True)
+    else:
         used, _ = walk_backward(cutter, gradients, here, as_numbers)
         for value in kept_by_eager(tape, gradients.component, used):
             whole = at_hand(tape, value, given, here)
             if whole is not None:
                 used.setdefault(whole, "derivatives of higher order")
-    else:
-        table = Table(cutter, gradients, here, fixed, demands.once, seen)
-        reasons = plan(table, demands)
-        used, runs = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)

@@ -83,6 +83,10 @@ class Network:
 
     def _may(self, i: int, gap: int, kernels: set[Value]) -> bool:
         kind, rules = self.table.kinds[i], self.rules
+        if i in self.table.again:
+            return True
+        if self.table.ops[i].region is not None and i in self.table.ahead:
+            return kind is Kind.VIEW
         if not self.table.avoided.isdisjoint(self.table.reads(self.table.ops[i])):
             return False
         if i not in self.table.ahead:
@@ -138,7 +142,9 @@ class Network:
                 edges.append((node(root), _SINK, np.inf, 0))
         for i, roots in self.makes.items():
             op = node(i) if i in self.again else _SOURCE
-            edges += [(op, node(root), root.type.bytes, 0) for root in roots]
+            for root in roots:
+                kept = root in self.table.outside or i not in self.table.again
+                edges.append((op, node(root), root.type.bytes if kept else np.inf, 0))
             if i in self.again:
                 moved = self.moved(i)
                 edges.append(

@@ -108,7 +108,7 @@ def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -
         if value is not None:
             ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
     outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
-    late = level.options.partition == "min_cut"
+    late = level.computes_again
     try:
         return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase}, late=late)))
     except AssertionError as error:

@@ -15,8 +15,8 @@ from aheadgrad.program.values import Port, Value
 class SavedValue:
     """One value kept for the backward.
 
-    `copied`: what is kept is a copy of an input, which the graph made before the input changed. `is_state`: it
-    is the state of a generator before the op that is said to have made it, which the backward runs again.
+    `copied`: what is kept is a copy of an input, which the graph made before the input changed. `is_state`:
+    the state of a generator before the op that is said to have made it, which the backward runs again.
     """
 
     value: Value

@@ -92,7 +92,7 @@ def backward_program(
             number += 1
     ports += [Port(Tangent(Between(k)), v, f"handed_{k + 1}") for k, v in enumerate(handed)]
     outputs = opened(level.gradient_outputs(gradients))
-    late = level.options.partition == "min_cut"
+    late = level.computes_again
     same = same_views(tape or level.tape, {s.value for s in saved.tensors}) if level.order else None
     try:
         return check(

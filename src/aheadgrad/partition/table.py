@@ -77,6 +77,24 @@ class Table:
         return flops_of(op.target, args, map_leaves(op.kwargs, _size), out)
 
     @cached_property
+    def again(self) -> set[int]:
+        """The ops that their author wants to run again."""
+        regions = ((i, op) for i, op in enumerate(self.ops) if op.region and op.phase == "forward")
+        return {i for i, op in regions if not op.region.saves and self.kinds[i] is not Kind.NEVER}  # type: ignore[union-attr]
+
+    @cached_property
+    def outside(self) -> set[Value]:
+        """Roots of such ops that others than their own region read in the backward: regions end there."""
+        found: set[Value] = set()
+        for i, op in enumerate(self.ops) if self.again else ():
+            if op.phase != self.gradients.phase and i not in self.again:
+                continue
+            for root in self.reads(op):
+                if root.op in self.again and _other_region(self.ops[root.op], op):
+                    found.add(root)
+        return found
+
+    @cached_property
     def avoided(self) -> set[Value]:
         """The roots of what is in somebody else's hands, but for what the backward itself reads."""
         return {self.root(v) for v in self.seen} - self.needs.keys()
@@ -129,6 +147,11 @@ class Table:
     def why_kept(self, i: int) -> str:
         """Why the results of an op are not computed again."""
         return _REASONS.get(self.kinds[i], "less to keep than to compute again")
+
+
+def _other_region(made: Op, used: Op) -> bool:
+    assert made.region is not None
+    return used.region is None or used.region.number != made.region.number
 
 
 def _size(leaf: Any) -> Any:

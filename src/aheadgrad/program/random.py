@@ -1,4 +1,4 @@
-"""Random ops in programs: the forward keeps the state of the generator, the backward runs them again with it."""
+"""Random ops that run twice: the forward keeps the state of the generator, the backward starts from it."""
 
 from __future__ import annotations
 

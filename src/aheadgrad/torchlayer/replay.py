@@ -51,7 +51,7 @@ def state_bytes(device: torch.device) -> int:
 def _state(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return torch.get_rng_state()
-    return torch.get_device_module(device).get_rng_state(device)  # type: ignore[no-any-return]
+    return torch.get_device_module(device).get_rng_state(device)
 
 
 def _set_state(device: torch.device, state: torch.Tensor) -> None:
