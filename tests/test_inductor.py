@@ -185,3 +185,23 @@ def test_behind_torch_compile_with_graph_breaks_and_modes() -> None:
     x = torch.randn(6, requires_grad=True)
     same(compiled(x), fn(x))
     same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
+
+
+def test_one_graph_of_changing_sizes_inside_code_that_torch_compiles() -> None:
+    """`fullgraph=True`, sizes that become symbols by themselves, and a compiled function inside."""
+    inner = aheadgrad.compile(lambda x: torch.sin(x) * x.sum(-1, keepdim=True), backend="inductor")
+
+    def fn(x: Tensor) -> Tensor:
+        return inner(x) + x.square()
+
+    options = {"backend": "inductor"}
+    compiled = torch.compile(fn, backend="aheadgrad", options=options, fullgraph=True)
+    for n in (4, 5, 9):
+        x = torch.randn(n, 3, requires_grad=True)
+        same(gradients(compiled, [], x), gradients(fn, [], x))
+
+
+def test_the_journal_has_the_time_of_both_compiles() -> None:
+    compiled = fast(lambda x: (x.sin() * x).sum())
+    compiled(torch.randn(4, requires_grad=True)).backward()
+    assert {"compile forward", "compile backward"} <= compiled.entries[0].entry.journal.times.keys()
