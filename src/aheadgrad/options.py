@@ -31,7 +31,7 @@ class Options:
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
     fullgraph: bool = False
-    backend: Any = "eager"
+    backend: Any = "default"
     mode: str | None = None
     partition: Any = "default"
     memory: Literal["usual", "less"] = "usual"

@@ -63,7 +63,7 @@ from aheadgrad.torchlayer.wanted import Wanted
 def run(call: Call, options: Options) -> Entry:
     """From a call to a compiled entry."""
     journal = Journal()
-    options = settled(options)
+    options = settled(options, _device(call))
     with RECORDING:
         recording, joint = record(call, options, journal)
         try:
@@ -72,6 +72,12 @@ def run(call: Call, options: Options) -> Entry:
             recording.release()
             let_go_of_locals(error)
             raise
+
+
+def _device(call: Call) -> str:
+    """The kind of device that a call is about."""
+    kinds = {t.device.type for _, t in call.inputs}
+    return next(iter(kinds - {"cpu"}), "cpu")
 
 
 def _entry(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
