@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aheadgrad
-from aheadgrad.errors import InvalidOption
+from aheadgrad.errors import FallbackWarning, InvalidOption
 from aheadgrad.torchlayer.inductor import missing
 
 pytestmark = [
@@ -205,3 +205,22 @@ def test_the_journal_has_the_time_of_both_compiles() -> None:
     compiled = fast(lambda x: (x.sin() * x).sum())
     compiled(torch.randn(4, requires_grad=True)).backward()
     assert {"compile forward", "compile backward"} <= compiled.entries[0].entry.journal.times.keys()
+
+
+def test_the_default_is_inductor_or_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aheadgrad.backends import registry
+    from aheadgrad.backends.eager import compile_eager
+    from aheadgrad.options import Options
+
+    monkeypatch.delenv("AHEADGRAD_BACKEND")
+    registry.default_backend.cache_clear()
+    assert registry.settled(Options(), "cpu").backend == registry.Inductor()
+    assert registry.settled(Options(mode="max-autotune"), "cpu").backend == registry.Inductor("max-autotune")
+    monkeypatch.setattr(registry.inductor, "missing", lambda device: "a C++ compiler")
+    registry.default_backend.cache_clear()
+    with pytest.warns(FallbackWarning, match="C\\+\\+ compiler"):
+        assert registry.settled(Options(), "cpu").backend is compile_eager
+    assert registry.settled(Options(), "cpu").backend is compile_eager  # and says nothing
+    monkeypatch.setenv("AHEADGRAD_BACKEND", "eager")
+    assert registry.settled(Options(), "cpu").backend is compile_eager
+    registry.default_backend.cache_clear()

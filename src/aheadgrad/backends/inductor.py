@@ -15,7 +15,7 @@ from typing import Any
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
-from aheadgrad.errors import FallbackWarning, InvalidOption, reason_of
+from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Value
@@ -58,7 +58,7 @@ class Inductor:
             with inductor.quietly():
                 lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
                 if lacking is not None:
-                    raise RuntimeError(f"there is no {lacking}")
+                    raise FallbackError(f"{lacking} was not found")
                 return self._by_inductor(request, donated)
         except Exception as error:
             _warn(request.role, reason_of(error))

@@ -66,7 +66,7 @@ def default_backend(named: str, device: str) -> Backend:
     if lacking is None:
         return found
     if device in ("cpu", "cuda"):
-        text = f'there is no {lacking}: aheadgrad compiles with backend="eager", op by op, on this machine.'
+        text = f'{lacking} was not found: aheadgrad compiles with backend="eager", op by op, on this machine.'
         warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
     return compile_eager
 
