@@ -6,6 +6,7 @@ Loading it takes seconds, so everything is imported when it is first needed.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import platform
 import shutil
@@ -57,7 +58,7 @@ def _missing_compiler() -> str | None:
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Those that Inductor wants made before a graph comes to it."""
     with quietly():
-        import torch._inductor.lowering  # some decompositions ask it, and do not load it
+        importlib.import_module("torch._inductor.lowering")  # some decompositions ask it, and do not load it
         from torch._inductor import config
         from torch._inductor.decomposition import select_decomp_table
 
