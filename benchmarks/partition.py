@@ -161,14 +161,18 @@ def _timed(work: Callable[[], Any], copied: Any = None) -> Callable[[], float]:
     return measure
 
 
+def _kept(forward: fx.GraphModule, exits: int) -> list[fx.Node]:
+    results: Any = forward.graph.output_node().args[0]
+    return [n for n in results[exits:] if isinstance(n, fx.Node)]
+
+
 def _saved(forward: fx.GraphModule, _: Any, exits: int) -> float:
-    kept = {_base(n) for n in forward.graph.output_node().args[0][exits:] if isinstance(n, fx.Node)}
+    kept = set(map(_base, _kept(forward, exits)))
     return sum(_bytes(n) for n in kept if n.op != "placeholder") / 1024
 
 
 def _peak(forward: fx.GraphModule, backward: fx.GraphModule, exits: int) -> float:
-    kept = [n for n in forward.graph.output_node().args[0][exits:] if isinstance(n, fx.Node)]
-    known = {n.name: _base(n) for n in kept}
+    known = {n.name: _base(n) for n in _kept(forward, exits)}
     held: dict[fx.Node, int] = {}
     counted: set[fx.Node] = set()
     for node in backward.graph.find_nodes(op="placeholder"):
@@ -222,9 +226,10 @@ def _flops(*modules: fx.GraphModule) -> float:
     for node in (n for m in modules for n in m.graph.nodes if n.op == "call_function"):
         packet = getattr(node.target, "overloadpacket", None)
         if packet in flop_registry:
-            args = fx.map_arg(node.args, lambda n: n.meta["val"])
+            args: Any = fx.node.map_arg(node.args, lambda n: n.meta["val"])
             total += flop_registry[packet](*args, **node.kwargs, out_val=node.meta["val"])
         elif "attention_for_cpu" in str(packet) and "backward" not in str(packet):
-            q, k, v = (n.meta["val"].shape for n in node.args[:3])
+            given: Any = node.args[:3]
+            q, k, v = (n.meta["val"].shape for n in given)
             total += 2 * math.prod(q) * (k[-2] + v[-1])
     return float(total)

@@ -9,6 +9,7 @@ docs/differences.md) has to go.
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from aheadgrad.frontends.compiled import Described
 # Thousands of tests in one process make a million objects, and looking through all of them again and again
 # takes a good part of the time. Tests that are about garbage collect it themselves.
 gc.set_threshold(20_000, 20, 50)
+# Tests compare with eager to the last bit: those of a backend name it. Processes started here inherit this.
+os.environ.setdefault("AHEADGRAD_BACKEND", "eager")
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 

@@ -26,6 +26,13 @@ def test_equal_losses(name: str, inside: bool) -> None:
     assert expected == pytest.approx(found, rel=1e-12, abs=0)
 
 
+def test_a_backend_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("examples.own_backend").main()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("0.0e+00")
+    assert [line.split(":")[0] for line in lines[1:]] == ["forward", "backward"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_losses_are_repeatable(name: str) -> None:
     example = importlib.import_module(f"examples.{name}")

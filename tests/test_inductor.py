@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aheadgrad
-from aheadgrad.errors import InvalidOption
+from aheadgrad.errors import FallbackWarning, InvalidOption
 from aheadgrad.torchlayer.inductor import missing
 
 pytestmark = [
     pytest.mark.skipif(missing("cpu") is not None, reason="needs a C++ compiler"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
 ]
 
 
@@ -186,3 +185,42 @@ def test_behind_torch_compile_with_graph_breaks_and_modes() -> None:
     x = torch.randn(6, requires_grad=True)
     same(compiled(x), fn(x))
     same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
+
+
+def test_one_graph_of_changing_sizes_inside_code_that_torch_compiles() -> None:
+    """`fullgraph=True`, sizes that become symbols by themselves, and a compiled function inside."""
+    inner = aheadgrad.compile(lambda x: torch.sin(x) * x.sum(-1, keepdim=True), backend="inductor")
+
+    def fn(x: Tensor) -> Tensor:
+        return inner(x) + x.square()
+
+    options = {"backend": "inductor"}
+    compiled = torch.compile(fn, backend="aheadgrad", options=options, fullgraph=True)
+    for n in (4, 5, 9):
+        x = torch.randn(n, 3, requires_grad=True)
+        same(gradients(compiled, [], x), gradients(fn, [], x))
+
+
+def test_the_journal_has_the_time_of_both_compiles() -> None:
+    compiled = fast(lambda x: (x.sin() * x).sum())
+    compiled(torch.randn(4, requires_grad=True)).backward()
+    assert {"compile forward", "compile backward"} <= compiled.entries[0].entry.journal.times.keys()
+
+
+def test_the_default_is_inductor_or_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aheadgrad.backends import registry
+    from aheadgrad.backends.eager import compile_eager
+    from aheadgrad.options import Options
+
+    monkeypatch.delenv("AHEADGRAD_BACKEND")
+    registry.default_backend.cache_clear()
+    assert registry.settled(Options(), "cpu").backend == registry.Inductor()
+    assert registry.settled(Options(mode="max-autotune"), "cpu").backend == registry.Inductor("max-autotune")
+    monkeypatch.setattr(registry.inductor, "missing", lambda device: "a C++ compiler")
+    registry.default_backend.cache_clear()
+    with pytest.warns(FallbackWarning, match="C\\+\\+ compiler"):
+        assert registry.settled(Options(), "cpu").backend is compile_eager
+    assert registry.settled(Options(), "cpu").backend is compile_eager  # and says nothing
+    monkeypatch.setenv("AHEADGRAD_BACKEND", "eager")
+    assert registry.settled(Options(), "cpu").backend is compile_eager
+    registry.default_backend.cache_clear()

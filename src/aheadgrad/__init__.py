@@ -10,6 +10,7 @@ from aheadgrad.backends.registry import register_backend
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
 from aheadgrad.options import Policy, recompute, save
+from aheadgrad.report.journal import log_as_asked
 from aheadgrad.report.memory import MemoryReport
 from aheadgrad.report.text import Captured
 
@@ -29,3 +30,5 @@ __all__ = [
     "register_backend",
     "save",
 ]
+
+log_as_asked()

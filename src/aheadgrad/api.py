@@ -27,7 +27,7 @@ def compile(
     *,
     frontend: Any = "dynamo",
     fullgraph: bool = False,
-    backend: Any = "eager",
+    backend: Any = "default",
     mode: str | None = None,
     partition: Any = "default",
     memory: Any = "usual",
@@ -49,9 +49,9 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    `backend="eager"` runs the same ops as eager, with the same results to the last bit; `backend="inductor"`
-    fuses them, and rounds as `torch.compile` does. `mode` is then one of Inductor's: "reduce-overhead" uses
-    CUDA graphs, "max-autotune" tries out many kernels.
+    `backend="inductor"` fuses ops, and rounds as `torch.compile` does; `mode` is one of Inductor's:
+    "reduce-overhead" uses CUDA graphs, "max-autotune" tries out many kernels. `backend="eager"` runs the same
+    ops as eager, with the same results to the last bit. docs/backends.md says which is the default.
 
     Derivatives of any order work; `any_order=False` gives up all but the first.
 

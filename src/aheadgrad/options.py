@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
-_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # not of a graph that is given
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # not of a graph that is given
+_OF_BACKENDS = ("layouts", "replays")
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ class Options:
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
     a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
-    `layouts` comes from the backend: for how many layouts of tangents a backward is compiled.
+    Backends say how many `layouts` of tangents a backward is compiled for, and whether a random op
+    `replays` what it drew (`backends.contract.Wants`).
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
     fullgraph: bool = False
-    backend: Any = "eager"
+    backend: Any = "default"
     mode: str | None = None
     partition: Any = "default"
     memory: Literal["usual", "less"] = "usual"
@@ -69,6 +71,7 @@ class Options:
     any_order: bool = True
     max_entries: int = 8
     layouts: int = 8
+    replays: bool = True
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):
@@ -112,7 +115,7 @@ class Options:
     @classmethod
     def for_graphs(cls, given: dict[str, Any]) -> Options:
         """Of the backend of `torch.compile`, which leaves some of them to Dynamo."""
-        known = [f.name for f in fields(cls) if f.name not in _OF_FUNCTIONS]
+        known = [f.name for f in fields(cls) if f.name not in (*_OF_FUNCTIONS, *_OF_BACKENDS)]
         for name in given:
             if name not in known:
                 raise InvalidOption(

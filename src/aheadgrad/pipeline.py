@@ -64,7 +64,7 @@ from aheadgrad.torchlayer.wanted import Wanted
 def run(call: Call, options: Options) -> Entry:
     """From a call to a compiled entry."""
     journal = Journal()
-    options = settled(options)
+    options = settled(options, _device(call))
     with RECORDING:
         recording, joint = record(call, options, journal)
         try:
@@ -75,12 +75,18 @@ def run(call: Call, options: Options) -> Entry:
             raise
 
 
+def _device(call: Call) -> str:
+    """The kind of device that a call is about."""
+    kinds = {t.device.type for _, t in call.inputs}
+    return next(iter(kinds - {"cpu"}), "cpu")
+
+
 def _entry(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
     mode = recording.session.mode
     with journal.stage("split"):
         parts = split(joint, mode)
     with journal.stage("compile"):
-        compiler = Compiler(options, mode)
+        compiler = Compiler(options, mode, journal)
         compiled = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
         steps = Steps(joint, LiveDoor(recording), compiler)

@@ -11,8 +11,8 @@ Nothing is passed through globals.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,12 +34,14 @@ class Wants:
 
     `decompositions` are made while the function is recorded (a caller's own come before them). `layouts`: for
     how many layouts of tangents a backward is compiled before others are copied into the one that is
-    expected. `partition`: what `partition="default"` means with this backend.
+    expected. `partition`: what `partition="default"` means with this backend. `replays`: can random ops run
+    again with the numbers that they drew before?
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     layouts: int = 8
     partition: str = "default"
+    replays: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,8 @@ class Request:
 
     `layouts` has the strides of values that an earlier program of the same call makes in another layout than
     recorded. `given_away` are values whose memory a backward may use, unless the graph is kept. `shared` is
-    for the backend: the same for all programs of a call.
+    for the backend: the same for all programs of a call. `watch` notes the time of a compile that comes
+    later than the backend's call.
     """
 
     program: Program
@@ -56,6 +59,11 @@ class Request:
     layouts: Mapping[Value, tuple[Any, ...]] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
     given_away: frozenset[Value] = frozenset()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        with self.shared["watch"](self.role) if "watch" in self.shared else nullcontext():
+            yield
 
     @property
     def role(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
-from aheadgrad.errors import FallbackWarning, InvalidOption, reason_of
+from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Value
@@ -34,7 +34,7 @@ class Inductor:
 
     mode: str = "default"
 
-    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut")
+    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut", replays=False)
 
     def __post_init__(self) -> None:
         if self.mode not in inductor.MODES:
@@ -54,11 +54,12 @@ class Inductor:
         return Executable(run, run.first().strides if kept else None)
 
     def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
-        lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
         try:
-            if lacking is not None:
-                raise RuntimeError(f"there is no {lacking}")
-            return self._by_inductor(request, donated)
+            with inductor.quietly():
+                lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
+                if lacking is not None:
+                    raise FallbackError(f"{lacking} was not found")
+                return self._by_inductor(request, donated)
         except Exception as error:
             _warn(request.role, reason_of(error))
             return op_by_op(request)
@@ -150,7 +151,8 @@ class _Backward:
     def _find(self, kept: bool) -> Boxed:
         with RECORDING:
             if kept not in self.made:
-                made = self.backend.compiled(self.request, () if kept else self.donated)
+                with self.request.watch():
+                    made = self.backend.compiled(self.request, () if kept else self.donated)
                 self.made[kept] = made.call
             return self.made[kept]
 

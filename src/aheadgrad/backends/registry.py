@@ -6,7 +6,11 @@ def mine(request): ...
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +26,14 @@ from aheadgrad.backends.contract import (
 )
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.inductor import Inductor
-from aheadgrad.errors import InvalidOption
+from aheadgrad.errors import FallbackWarning, InvalidOption
 from aheadgrad.options import Options
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Value
+from aheadgrad.report.journal import Journal
+from aheadgrad.report.origins import stacklevel_of_user
+from aheadgrad.report.progress import progress
+from aheadgrad.torchlayer import inductor
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 
@@ -46,8 +54,27 @@ def register_backend(name: str) -> Callable[[Backend], Backend]:
     return register
 
 
+DEFAULT = "inductor"
+"""The backend where nobody names one (nor does the environment variable AHEADGRAD_BACKEND)."""
+
+
+@functools.cache
+def default_backend(named: str, device: str) -> Backend:
+    """Inductor needs a C++ compiler or Triton; where there is none, eager, and one warning that says so."""
+    found = find_backend(named)
+    lacking = inductor.missing(device) if isinstance(found, Inductor) else None
+    if lacking is None:
+        return found
+    if device in ("cpu", "cuda"):
+        text = f'{lacking} was not found: aheadgrad compiles with backend="eager", op by op, on this machine.'
+        warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
+    return compile_eager
+
+
 def find_backend(backend: Any, mode: str | None = None) -> Backend:
     """A backend by name, or the callable itself; `mode` is for backends that know some."""
+    if isinstance(backend, str) and backend == "default":
+        backend = "inductor" if mode is not None else os.environ.get("AHEADGRAD_BACKEND") or DEFAULT
     if not callable(backend) and backend not in _BACKENDS:
         names = sorted(_BACKENDS)
         raise InvalidOption(f"backend={backend!r} is not known; choose one of {names} or a callable.")
@@ -59,24 +86,28 @@ def find_backend(backend: Any, mode: str | None = None) -> Backend:
     return Inductor(mode)
 
 
-def settled(options: Options) -> Options:
-    """Options with the backend itself, and with what it wishes for."""
-    backend = find_backend(options.backend, options.mode)
+def settled(options: Options, device: str) -> Options:
+    """Options with the backend itself, and with what it wishes for; `device` is the kind that is used."""
+    if options.backend == "default" and options.mode is None:
+        backend = default_backend(os.environ.get("AHEADGRAD_BACKEND") or DEFAULT, device)
+    else:
+        backend = find_backend(options.backend, options.mode)
     wants = wants_of(backend)
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
     given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
-    return replace(options, **given, partition=partition, layouts=wants.layouts)
+    return replace(options, **given, partition=partition, layouts=wants.layouts, replays=wants.replays)
 
 
 class Compiler:
     """The backend of one call. It knows how results are laid out, for the programs that take them."""
 
-    def __init__(self, options: Options, mode: FakeTensorMode | None) -> None:
+    def __init__(self, options: Options, mode: FakeTensorMode | None, journal: Journal) -> None:
+        self.journal = journal
         self.backend = find_backend(options.backend)
         self.mode = mode
         self.layouts: dict[Value, tuple[Any, ...]] = {}
-        self.shared: dict[str, Any] = {"frontend": options.frontend}
+        self.shared: dict[str, Any] = {"frontend": options.frontend, "watch": self._watch}
 
     def compile(self, program: Program, given_away: frozenset[Value] = frozenset()) -> Executable:
         """Compiles a program now; a backward when it is first called, for what the forward really gives."""
@@ -88,8 +119,14 @@ class Compiler:
             return only_gradients(program, Executable(later))
         return only_gradients(program, self._now(request))
 
+    @contextmanager
+    def _watch(self, role: str) -> Iterator[None]:
+        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."):
+            yield
+
     def _now(self, request: Request) -> Executable:
-        made = as_executable(self.backend(request))
+        with self._watch(request.role):
+            made = as_executable(self.backend(request))
         outputs = request.program.outputs
         for (_, value), strides in zip(outputs, made.strides or (None,) * len(outputs), strict=True):
             if type(value) is Value and strides is not None and strides != value.type.stride:

@@ -18,16 +18,18 @@ from aheadgrad.torchlayer.subclasses import values_of
 _STRICT = Rules()
 _LESS = (Rules(Kind.SWEEPS, for_kernels=True), Rules(Kind.SWEEPS, for_kernels=True, across=0), _STRICT)
 _ANYTHING = Rules(Kind.RANDOM, for_kernels=True, across=1 << 30)
+_NOT_RANDOM = Rules(Kind.MATRIX, for_kernels=True, across=1 << 30)
 
 
 @dataclass(frozen=True)
 class Demands:
     """`cuts`: values may be computed again; with `less` also such as kernels read; `budget` is the part of
-    what is saved otherwise that may be saved at most."""
+    what is saved otherwise that may be saved at most. `replays`: the backend can run random ops again."""
 
     cuts: bool = False
     less: bool = False
     budget: float | None = None
+    replays: bool = True
 
 
 DEFAULT = Demands()
@@ -36,7 +38,7 @@ DEFAULT = Demands()
 def demands_of(options: Options) -> Demands:
     if options.partition != "min_cut":
         return DEFAULT
-    return Demands(True, options.memory == "less", options.memory_budget)
+    return Demands(True, options.memory == "less", options.memory_budget, replays=options.replays)
 
 
 def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
@@ -47,7 +49,8 @@ def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
     if len(candidates) > 1:
         cut = min(candidates, key=lambda found: (simulated_peak(table, found), found.bytes))
     if demands.budget is not None and demands.budget < 1:
-        cut = within(Network(table, _ANYTHING), demands.budget * cut.bytes)
+        anything = _ANYTHING if demands.replays else _NOT_RANDOM
+        cut = within(Network(table, anything), demands.budget * cut.bytes)
     return {v: table.why_kept(v.op) for v in cut.saved if v.op is not None}
 
 

@@ -138,9 +138,10 @@ def load_compiler(name: str, options: Mapping[str, Any]) -> Compiler:
     if name in ("trace", "dynamo"):
         package = importlib.import_module("aheadgrad")
         errors = importlib.import_module("aheadgrad.errors")
+        options = {"frontend": name, "backend": "eager", **options}  # compared to the last bit
         return Compiler(
-            lambda fn: package.compile(fn, frontend=name, fallback="error", **options),
-            lambda fn: package.compile(fn, frontend=name, fallback="warn", max_entries=64, **options),
+            lambda fn: package.compile(fn, fallback="error", **options),
+            lambda fn: package.compile(fn, fallback="warn", max_entries=64, **options),
             (errors.FallbackError,),
             (lambda fn: torch.compile(fn, backend="eager")) if name == "dynamo" else None,
         )

@@ -6,10 +6,12 @@ Loading it takes seconds, so everything is imported when it is first needed.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -55,8 +57,10 @@ def _missing_compiler() -> str | None:
 @functools.cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Those that Inductor wants made before a graph comes to it."""
-    from torch._inductor import config
-    from torch._inductor.decomposition import select_decomp_table
+    with quietly():
+        importlib.import_module("torch._inductor.lowering")  # some decompositions ask it, and do not load it
+        from torch._inductor import config
+        from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(_EXACT_RANDOM):
         return dict(select_decomp_table())
@@ -190,7 +194,7 @@ def compile_graph(
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
     for_cpu = all(v.device.type == "cpu" for v in _fakes(module))
-    with _configured(mode, for_cpu=for_cpu), _quietly(), tracing(context):
+    with _configured(mode, for_cpu=for_cpu), tracing(context):
         made = compile_fx_inner(
             module,
             list(inputs),
@@ -209,8 +213,11 @@ def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what surrounds the call: autocast, grad mode, inference mode."""
-    autocast = torch._C._DisableAutocast()
-    with torch.inference_mode(False), torch.no_grad(), autocast:
-        yield
+def quietly() -> Iterator[None]:
+    """Without what surrounds the call: autocast, grad mode, inference mode. And without warnings about what
+    Inductor does with torch and Python."""
+    with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
+        with warnings.catch_warnings():
+            for kind in (DeprecationWarning, FutureWarning, ResourceWarning):
+                warnings.simplefilter("ignore", kind)
+            yield
