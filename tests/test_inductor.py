@@ -207,12 +207,14 @@ def test_the_journal_has_the_time_of_both_compiles() -> None:
     assert {"compile forward", "compile backward"} <= compiled.entries[0].entry.journal.times.keys()
 
 
-def test_the_default_is_inductor_or_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_as_the_default_or_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from aheadgrad.backends import registry
     from aheadgrad.backends.eager import compile_eager
     from aheadgrad.options import Options
 
     monkeypatch.delenv("AHEADGRAD_BACKEND")
+    assert registry.settled(Options(), "cpu").backend is compile_eager
+    monkeypatch.setenv("AHEADGRAD_BACKEND", "inductor")
     registry.default_backend.cache_clear()
     assert registry.settled(Options(), "cpu").backend == registry.Inductor()
     assert registry.settled(Options(mode="max-autotune"), "cpu").backend == registry.Inductor("max-autotune")
