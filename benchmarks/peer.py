@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch._functorch.config as config
+import torch._inductor.lowering  # noqa: F401  (its decompositions ask for it)
 from functorch.compile import (
     aot_function,
     aot_module,

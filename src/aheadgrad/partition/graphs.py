@@ -73,4 +73,4 @@ def _partition(
         late=demands.cuts,
     )
     mode = mode_of(example_inputs(joint_module))
-    return module_of(ahead, mode), module_of(behind, mode)
+    return module_of(ahead, mode, read.fakes), module_of(behind, mode, read.fakes)

@@ -23,12 +23,13 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from aheadgrad.partition.table import Table
 from aheadgrad.program.values import Value
-from aheadgrad.torchlayer.costs import Kind, kind_of
+from aheadgrad.torchlayer.costs import Kind, is_reduction, kind_of
 from aheadgrad.torchlayer.replay import state_bytes
 
 _SOURCE, _SINK = 0, 1
 _WIDEST = 1 << 29  # flows have 32 bits
 _ORDER = 1e-3
+_REDUCED = 0.2  # ... by a reduction, which reads much to give little
 _TRAFFIC = 0.01  # the bytes that a byte is worth that is read or written once more
 
 
@@ -111,7 +112,8 @@ class Network:
         return depths
 
     def _read_by_kernels(self) -> set[Value]:
-        needs = self.table.needs.items()
+        """What kernels of their own read in the backward, but for what is made from nothing."""
+        needs = [(root, ops) for root, ops in self.table.needs.items() if root.op not in self.table.constant]
         return {root for root, ops in needs if any(kind_of(op.target) > Kind.FUSES for op in ops)}
 
     def without(self, ops: set[int]) -> Network:
@@ -154,8 +156,10 @@ class Network:
                 edges.append((op, node(root), root.type.bytes if kept else np.inf, 0))
             if i in self.again:
                 moved = self.moved(i)
+                reduces = not self.rules.for_kernels and is_reduction(self.table.ops[i].target)
+                weight = _REDUCED if reduces else _TRAFFIC
                 edges.append(
-                    (_SOURCE, op, _TRAFFIC * moved + self.state(i), _TRAFFIC * moved + self.arithmetic(i))
+                    (_SOURCE, op, weight * moved + self.state(i), _TRAFFIC * moved + self.arithmetic(i))
                 )
                 reads = self.table.reads(self.table.ops[i])
                 edges += [(node(root), op, np.inf, 0) for root in reads if root.op is not None]

@@ -113,6 +113,15 @@ class Table:
         return {self.root(v) for v in self.seen} - self.needs.keys()
 
     @cached_property
+    def constant(self) -> set[int]:
+        """The ops that rest on no input: ranges, masks of a certain size."""
+        found: set[int] = set()
+        for i, op in enumerate(self.ops):
+            if self.kinds[i] <= Kind.FUSES and all(v.op in found for v in op.uses):
+                found.add(i)
+        return found
+
+    @cached_property
     def tangents(self) -> set[Value]:
         return {v for t in self.gradients.tangents if t is not None for v in values_of(t)}
 

@@ -8,6 +8,7 @@ nobody else holds. Placeholders and names are those that every backend of PyTorc
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.fxcode import module_with
 from aheadgrad.torchlayer.replay import Drawn, Replayed, as_operator
 from aheadgrad.torchlayer.symbols import Number, SymbolNodes, frozen_number, frozen_numbers, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_from_values
@@ -30,11 +32,14 @@ from aheadgrad.torchlayer.unbacked import sizes_from_values
 _TAGS = {"forward": "is_forward", "write": "must_be_in_forward"}
 
 
-def module_of(program: Program, mode: FakeTensorMode | None = None) -> fx.GraphModule:
-    """A program as an FX module, with fake tensors of the given mode (or a new one)."""
+def module_of(
+    program: Program, mode: FakeTensorMode | None = None, known: Mapping[Value, Any] | None = None
+) -> fx.GraphModule:
+    """A program as an FX module, with fake tensors that are known, or of the given mode (or a new one)."""
     if program.made is not None:
         return program.made
     build = _Graph(program, Fakes(mode, _numbers(program)))
+    build.vals.update(known or {})
     build.fill()
     root = torch.nn.Module()
     for name, value in build.constants.items():
@@ -42,7 +47,7 @@ def module_of(program: Program, mode: FakeTensorMode | None = None) -> fx.GraphM
             root.register_buffer(name, value, persistent=False)
         else:
             setattr(root, name, value)
-    return fx.GraphModule(root, build.graph, class_name="GraphModule")
+    return module_with(root, build.graph)
 
 
 def example_inputs(module: fx.GraphModule) -> list[Any]:
@@ -248,6 +253,7 @@ class GraphReader:
         self.inputs: list[tuple[str, Any]] = []
         self.ops: list[Op] = []
         self.results: list[Any] = []
+        self.fakes: dict[Value, Any] = {}
         for node in module.graph.nodes:
             self._node(node)
 
@@ -318,7 +324,9 @@ class GraphReader:
 
     def _value(self, val: Any, name: str, op: int | None = None, part: int | None = None) -> Any:
         if isinstance(val, Tensor):
-            return Value(len(self.env), type_of(val), name, op, part)
+            value = Value(len(self.env), type_of(val), name, op, part)
+            self.fakes[value] = val
+            return value
         return frozen_number(val) if is_symbolic(val) else val
 
     def _argument(self, value: Any) -> Any:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from aheadgrad.torchlayer import trees as pytree
+
+
+def module_with(root: Any, graph: fx.Graph) -> fx.GraphModule:
+    """A module whose code is written when it is first asked for."""
+    return _LazyGraphModule(root, graph, class_name="GraphModule")
 
 
 def takes_two_lists(
