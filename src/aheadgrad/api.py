@@ -53,6 +53,8 @@ def compile(
     "reduce-overhead" uses CUDA graphs, "max-autotune" tries out many kernels. `backend="eager"` runs the same
     ops as eager, with the same results to the last bit. docs/backends.md says which is the default.
 
+    `memory="less"` and `memory_budget` save less for the backward, and compute more again (docs/memory.md).
+
     Derivatives of any order work; `any_order=False` gives up all but the first.
 
     `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
@@ -78,13 +80,6 @@ def compile(
         max_entries=max_entries,
     )
     find_backend(backend, mode)
-    if isinstance(backward_autocast, str) and backward_autocast not in ("eager", "same_as_forward", "off"):
-        raise InvalidOption(
-            f'backward_autocast={backward_autocast!r}: choose "eager", "same_as_forward", "off" or a list of '
-            "torch.autocast keyword arguments."
-        )
-    if type(max_entries) is not int or max_entries < 1:
-        raise InvalidOption(f"max_entries={max_entries!r}: choose a whole number from 1 on.")
     if fn is None:
         return lambda f: _compile(f, options)
     return _compile(fn, options)

@@ -82,6 +82,14 @@ class Options:
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
         self._check_partition()
+        autocast = self.backward_autocast
+        if isinstance(autocast, str) and autocast not in ("eager", "same_as_forward", "off"):
+            raise InvalidOption(
+                f'backward_autocast={autocast!r}: choose "eager", "same_as_forward", "off" or a list of '
+                "torch.autocast keyword arguments."
+            )
+        if type(self.max_entries) is not int or self.max_entries < 1:
+            raise InvalidOption(f"max_entries={self.max_entries!r}: choose a whole number from 1 on.")
         if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")
 
