@@ -49,12 +49,11 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    `backend="inductor"` fuses ops, and rounds as `torch.compile` does; `mode` is one of Inductor's:
+    `backend="inductor"` fuses ops and rounds as `torch.compile` does; `mode` is one of Inductor's:
     "reduce-overhead" uses CUDA graphs, "max-autotune" tries out many kernels. `backend="eager"` runs the same
     ops as eager, with the same results to the last bit. docs/backends.md says which is the default.
 
     `memory="less"` and `memory_budget` save less for the backward, and compute more again (docs/memory.md).
-
     Derivatives of any order work; `any_order=False` gives up all but the first.
 
     `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
@@ -80,9 +79,7 @@ def compile(
         max_entries=max_entries,
     )
     find_backend(backend, mode)
-    if fn is None:
-        return lambda f: _compile(f, options)
-    return _compile(fn, options)
+    return _compile(fn, options) if fn is not None else lambda f: _compile(f, options)
 
 
 def _compile(fn: Any, options: Options) -> Any:

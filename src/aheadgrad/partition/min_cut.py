@@ -29,7 +29,7 @@ from aheadgrad.torchlayer.replay import state_bytes
 _SOURCE, _SINK = 0, 1
 _WIDEST = 1 << 29  # flows have 32 bits
 _ORDER = 1e-3
-_REDUCED = 0.2  # ... by a reduction, which reads much to give little
+_REDUCED = 0.19  # ... by a reduction, which reads much to give little
 _TRAFFIC = 0.01  # the bytes that a byte is worth that is read or written once more
 
 
