@@ -48,11 +48,11 @@ from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Failure, Run
 from aheadgrad.runtime.by_sizes import BySizes, sizes_from
 from aheadgrad.runtime.by_values import ByValues
-from aheadgrad.runtime.differentiable import make_step
 from aheadgrad.runtime.entry import Entry, Executables, make_entry
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
+from aheadgrad.runtime.step import make_step
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING

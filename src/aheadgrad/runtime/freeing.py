@@ -25,14 +25,13 @@ _MOST_WAITING = 64
 class Lifetime:
     """Whether a node's call has had its backward; outlives the node."""
 
-    __slots__ = ("below", "freed", "handing", "node", "ran", "waiting")
+    freed = False
+    handing: Any = None  # how its backward takes what others hand over (`handing`)
+    ran = -1  # the last backward that it ran in
 
     def __init__(self, node: Any) -> None:
-        self.freed = False
         self.node = weakref.ref(node)
         self.below: Lifetime | None = getattr(node, "below", None)
-        self.handing: Any = None  # how its backward takes what others hand over (`handing`)
-        self.ran = -1  # the last backward that it ran in
         self.waiting: dict[int, dict[int, Any]] = {}  # by backward and place: what was handed over
 
     def hand(self, task: int, place: int, tangent: Any) -> None:

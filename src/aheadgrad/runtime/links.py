@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aheadgrad.torchlayer.autograd import size_in_history
 
-_NOTHING = torch.empty(0)
+NOTHING = torch.empty(0)
 
 
 def _is_inner(edge: Any) -> bool:
@@ -56,7 +56,7 @@ class Ways:
             if j is not None:
                 found.append(saved[j])
             elif edge is None:  # it requires grad no longer (`detach_`): anything without grad will do
-                found.append(_NOTHING)
+                found.append(NOTHING)
             else:
                 found.append(next(rest) if _is_inner(edge) else edge.variable)
         return found
