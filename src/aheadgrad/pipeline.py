@@ -254,7 +254,7 @@ class Steps:
         handed: tuple[int, ...],
         *,
         hands: bool,
-    ) -> tuple[Run, tuple[tuple[int, int], ...]] | None:
+    ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
         """A backward that takes what is handed to it and, if asked to, hands on; with its ends. None if there
         is no such backward: then each goes its own way."""
         request = Request(component.number, pattern, None, wanted=wanted, handed=handed, hands=hands)
@@ -264,7 +264,7 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return compile_program(self.level.options.backend, program, self.mode).call, further.ends
+        return compile_program(self.level.options.backend, program, self.mode), further.ends
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

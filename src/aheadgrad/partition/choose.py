@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.program.cut import Cutter
@@ -17,6 +19,9 @@ from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
+
+_aten = torch.ops.aten
+_TRANSPOSING = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
 
 Used = dict[Value, str]
 """Values that a backward takes, each with what uses it there."""
@@ -45,6 +50,9 @@ def choose(
         whole = at_hand(tape, value, given, here)
         if whole is not None:
             used.setdefault(whole, "derivatives of higher order")
+    if not moves:
+        stay = given.difference(changed)
+        used = {_untransposed(tape, v, stay): user for v, user in used.items()}
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
@@ -53,6 +61,15 @@ def choose(
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
+
+
+def _untransposed(tape: Tape, value: Value, inputs: Collection[Value]) -> Value:
+    """An input in place of its transposed self, which backwards mostly transpose back; and the input has a
+    history to lead to."""
+    found = value
+    while (op := tape.of(found)) is not None and op.target in _TRANSPOSING and op.viewed is not None:
+        found = op.viewed
+    return found if found in inputs else value
 
 
 def _in_forward(

@@ -34,12 +34,17 @@ class Lifetime:
         self.below: Lifetime | None = getattr(node, "below", None)
         self.waiting: dict[int, dict[int, Any]] = {}  # by backward and place: what was handed over
 
-    def hand(self, task: int, place: int, tangent: Any) -> None:
-        """For the node's backward, which is still to come."""
-        if task not in self.waiting and len(self.waiting) >= _MOST_WAITING:
-            self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
-        here = self.waiting.setdefault(task, {})
-        here[place] = here[place] + tangent if place in here else tangent
+    def hand(self, task: int, given: dict[int, Any]) -> None:
+        """Tangents by their place (None: there is none), for the node's backward, which is still to come."""
+        here = self.waiting.get(task)
+        if here is None:
+            if len(self.waiting) >= _MOST_WAITING:
+                self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
+            self.waiting[task] = {place: t for place, t in given.items() if t is not None}
+            return
+        for place, t in given.items():
+            if t is not None:
+                here[place] = here[place] + t if place in here else t
 
     def take(self, task: int) -> dict[int, Any]:
         self.ran = task

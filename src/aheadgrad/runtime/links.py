@@ -63,8 +63,6 @@ class Ways:
 
     def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Adds what came through links to the gradients."""
-        if not tangents:
-            return grads
         for k, t in zip(self.linked(ctx), tangents, strict=True):
             if t is not None:
                 grads[k] = t if grads[k] is None else grads[k] + t
