@@ -12,10 +12,13 @@ import sympy
 import torch
 from torch import Tensor
 
+from aheadgrad.emit.below import ops_below
 from aheadgrad.emit.calls import callee
+from aheadgrad.emit.reuse import reused
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import below_autograd
 from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
 
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
@@ -49,15 +52,23 @@ class _Body:
                 self.numbers.setdefault(port.value.expr, place)
         self.places = places
         self.stay = set(self.names) if keep_places else set()
+        self.over = reused(program)
 
     def write(self) -> list[str]:
         dropped = self._last_uses()
         if not self.stay:
             self._drop(self._unused_places())
-        for op in self.program.ops:
+        below = ops_below(self.program)
+        if below:
+            with self.script.block(f"with {self.space.name(below_autograd, 'below_autograd')}():"):
+                self._ops([op for op in self.program.ops if op in below], dropped)
+        self._ops([op for op in self.program.ops if op not in below], dropped)
+        return [self._argument(r) for r in self.program.results]
+
+    def _ops(self, ops: list[Op], dropped: dict[Op, list[Value]]) -> None:
+        for op in ops:
             self._op(op)
             self._drop([self.names[v] for v in dropped.get(op, ()) if v not in self.stay])
-        return [self._argument(r) for r in self.program.results]
 
     def _drop(self, names: list[str]) -> None:
         if names:
@@ -100,6 +111,10 @@ class _Body:
     def _call(self, op: Op) -> str:
         function, hint = callee(op.target)
         args = [self._argument(a) for a in op.args]
+        if op in self.over:
+            function, k = self.over[op]
+            hint = function.__name__
+            args.insert(0, args.pop(k))
         if op.target is _AS_STRIDED_SCATTER:
             args[0] += ".detach()"  # its kernel refuses what requires grad, even without grad mode
         args += [f"{k}={self._argument(v)}" for k, v in op.kwargs.items()]
