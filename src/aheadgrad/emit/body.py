@@ -15,6 +15,7 @@ from torch import Tensor
 from aheadgrad.emit.below import ops_below
 from aheadgrad.emit.calls import callee
 from aheadgrad.emit.reuse import reused
+from aheadgrad.emit.scalars import with_constant
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
@@ -109,10 +110,12 @@ class _Body:
         return dropped
 
     def _call(self, op: Op) -> str:
+        over = self.over.get(op)
+        op = with_constant(op)
         function, hint = callee(op.target)
         args = [self._argument(a) for a in op.args]
-        if op in self.over:
-            function, k = self.over[op]
+        if over is not None:
+            function, k = over
             hint = function.__name__
             args.insert(0, args.pop(k))
         if op.target is _AS_STRIDED_SCATTER:
