@@ -56,14 +56,16 @@ class _Body:
         self.over = reused(program)
 
     def write(self) -> list[str]:
-        dropped = self._last_uses()
+        below = ops_below(self.program)
+        first = [op for op in self.program.ops if op in below]
+        rest = [op for op in self.program.ops if op not in below]
+        dropped = self._last_uses([*first, *rest])
         if not self.stay:
             self._drop(self._unused_places())
-        below = ops_below(self.program)
-        if below:
+        if first:
             with self.script.block(f"with {self.space.name(below_autograd, 'below_autograd')}():"):
-                self._ops([op for op in self.program.ops if op in below], dropped)
-        self._ops([op for op in self.program.ops if op not in below], dropped)
+                self._ops(first, dropped)
+        self._ops(rest, dropped)
         return [self._argument(r) for r in self.program.results]
 
     def _ops(self, ops: list[Op], dropped: dict[Op, list[Value]]) -> None:
@@ -95,11 +97,11 @@ class _Body:
                     self.script.line(f"{self.names[v]} = {name}[{k}]")
             self.script.line(f"del {name}")
 
-    def _last_uses(self) -> dict[Op, list[Value]]:
+    def _last_uses(self, ops: list[Op]) -> dict[Op, list[Value]]:
         """After which op each value can be dropped."""
         seen = {v for v in self.program.results if type(v) is Value}
         dropped: dict[Op, list[Value]] = {}
-        for op in reversed(self.program.ops):
+        for op in reversed(ops):
             for v in op.uses:
                 if v not in seen:
                     seen.add(v)

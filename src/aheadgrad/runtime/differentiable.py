@@ -63,8 +63,9 @@ class Higher:
         step = self.known.get((looks, wanted))
         if step is None or any_autocast():
             return self._run(ctx, tangents, wanted, looks)
-        lifetime_of(ctx).handing = self.handing
-        grads: list[Any] = step(ctx, *tangents)
+        life = lifetime_of(ctx)
+        life.handing = self.handing
+        grads: list[Any] = step(ctx, life, *tangents)
         return grads
 
     def _run(
@@ -82,7 +83,8 @@ class Higher:
                 "A second derivative was asked for through a function that was compiled with "
                 "any_order=False. Compile it without that option, or use the uncompiled function here."
             )
-        lifetime_of(ctx).handing = self.handing
+        life = lifetime_of(ctx)
+        life.handing = self.handing
         self.handing.is_met = True
         if not present:
             return [None] * len(self.ways.carried)
@@ -95,7 +97,7 @@ class Higher:
                 step = step.find([*sizes, *held, *(t for t in tangents if t is not None)])
             if isinstance(step, Failure):
                 return step([])
-            grads: list[Any] = step(ctx, *tangents)
+            grads: list[Any] = step(ctx, life, *tangents)
             return grads
 
         if any(map(is_batched, present)):

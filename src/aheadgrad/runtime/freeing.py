@@ -28,14 +28,16 @@ class Lifetime:
     freed = False
     handing: Any = None  # how its backward takes what others hand over (`handing`)
     ran = -1  # the last backward that it ran in
+    waiting: dict[int, dict[int, Any]] | None = None  # by backward and place: what was handed over
 
     def __init__(self, node: Any) -> None:
         self.node = weakref.ref(node)
         self.below: Lifetime | None = getattr(node, "below", None)
-        self.waiting: dict[int, dict[int, Any]] = {}  # by backward and place: what was handed over
 
     def hand(self, task: int, given: dict[int, Any]) -> None:
         """Tangents by their place (None: there is none), for the node's backward, which is still to come."""
+        if self.waiting is None:
+            self.waiting = {}
         here = self.waiting.get(task)
         if here is None:
             if len(self.waiting) >= _MOST_WAITING:

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from aheadgrad.torchlayer.autograd import size_in_history
+from aheadgrad.torchlayer.wanted import LEAF
 
 NOTHING = torch.empty(0)
+_links: dict[Any, Tensor] = {}
+_MOST_LINKS = 1024
 
 
 def _is_inner(edge: Any) -> bool:
     """Does an edge lead to something that is no leaf?"""
-    return edge is not None and not hasattr(edge, "variable")
+    return edge is not None and edge.__class__ is not LEAF
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Ways:
 
     def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Adds what came through links to the gradients."""
+        if all(t is None for t in tangents):
+            return grads
         for k, t in zip(self.linked(ctx), tangents, strict=True):
             if t is not None:
                 grads[k] = t if grads[k] is None else grads[k] + t
@@ -81,7 +86,14 @@ def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], input
 
 
 def _link(t: Tensor, size: Any) -> Tensor:
-    return torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
+    key = size, t.dtype, t.device
+    known = _links.get(key)
+    if known is None:
+        known = torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
+        if known.__class__ is not Tensor or known.is_inference() or len(_links) >= _MOST_LINKS:
+            return known
+        _links[key] = known
+    return known.detach()
 
 
 def _returned(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], links: list[Tensor]) -> Any:

@@ -1,6 +1,6 @@
-"""One differentiable backward as a generated function: `step(ctx, *tangents) -> gradients with a history`.
+"""One differentiable backward as a generated function: `step(ctx, life, *tangents) -> gradients`.
 
-def differentiable_backward(ctx, t0):
+def differentiable_backward(ctx, life, t0):
     s0, s1, = ctx.saved_tensors
     i0 = ctx.next_functions[0][0].variable      # an input that was not saved
     ...                                         # the program, without grad mode
@@ -23,7 +23,6 @@ from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.program import Program
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import Failure
-from aheadgrad.runtime.freeing import lifetime_of
 from aheadgrad.runtime.links import NOTHING, Ways
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -78,7 +77,6 @@ class Step:
             script.line(f"r{i} = r{i}.detach()")
         for i, k in self.passed_on.items():
             script.line(f"r{i} = {given[k]}")
-        script.line(f"life = {name(lifetime_of, 'lifetime_of')}(ctx)")
         for node in self.nodes:
             outs = "".join(f"r{i}, " for i in node.exits)
             kept = "".join(f"{pool[k]}, " for k in node.kept)
@@ -100,7 +98,7 @@ class Step:
             script.line("life.freed = True")
         script.line(f"{name(differentiable_runs, 'differentiable_runs')}[{self.order}] += 1")
         script.line(f"return [{', '.join(f'r{i}' for i in range(self.gradients))}]")
-        return script.function(", ".join(["ctx", *(f"t{i}" for i in range(len(self.tangents)))]))[0]
+        return script.function(", ".join(["ctx", "life", *(f"t{i}" for i in range(len(self.tangents)))]))[0]
 
     def _take_given(self, script: Script) -> dict[int, str]:
         """Takes what the node saved; the names of the inputs that nodes and gradients lead to."""

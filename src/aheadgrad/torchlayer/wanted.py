@@ -19,7 +19,7 @@ Wanted = tuple[bool, ...] | None
 
 _frame = sys._getframe
 _CALLER = _engine_run_backward.__code__
-_LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 will_run = _will_run = torch._C._will_engine_execute_node
 """Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
@@ -36,11 +36,13 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     inputs = frame.f_locals["args"][3]
     if not inputs:
         return None
-    named, edges = set(map(id, inputs)), node.next_functions
-    found = []
+    named, edges, found = set(map(id, inputs)), node.next_functions, []
     for position in positions:
         edge = edges[position][0]
-        found.append((edge.__class__ is _LEAF and id(edge.variable) in named) or _goes_to(edge))
+        if edge.__class__ is LEAF and id(edge.variable) in named:
+            found.append(True)
+        else:
+            found.append(_goes_to(edge))
     return tuple(found) if False in found else None
 
 
@@ -59,7 +61,7 @@ def _asked_one_by_one(node: Any, positions: tuple[int, ...]) -> Wanted:
     errors = 0
     for position in positions:
         edge = edges[position][0]
-        if type(edge) is not _LEAF:
+        if type(edge) is not LEAF:
             found.append(_goes_to(edge))
         elif errors == _MOST_ERRORS:
             found.append(True)
