@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from aheadgrad.torchlayer.dispatch import without_frame
+from aheadgrad.torchlayer.functions import silu
 
 _T = torch.Tensor
 aten = torch.ops.aten
@@ -53,6 +55,23 @@ FAST: dict[Any, Callable[..., Any]] = {
     aten.zeros_like.default: torch.zeros_like,
     aten.ones_like.default: torch.ones_like,
     aten.clone.default: torch.clone,
+    aten.silu.default: silu,
+    aten.softplus.default: F.softplus,
+    aten.gelu.default: F.gelu,
+    aten.native_layer_norm.default: torch.native_layer_norm,
+    aten.stack.default: torch.stack,
+    aten.squeeze.dim: torch.squeeze,
+    aten.clamp.default: torch.clamp,
+    aten.le.Scalar: torch.le,
+    aten.lt.Scalar: torch.lt,
+    aten.ge.Scalar: torch.ge,
+    aten.gt.Scalar: torch.gt,
+    aten.eq.Scalar: torch.eq,
+    aten.masked_fill.Scalar: torch.masked_fill,
+    aten.mul.Scalar: torch.mul,
+    aten.div.Scalar: torch.div,
+    aten.add.Scalar: torch.add,
+    aten.sub.Scalar: torch.sub,
 }
 
 
