@@ -11,6 +11,7 @@ ORDER  ?= 1
 FRONTEND ?= trace
 JOBS   ?= 2
 BENCH  ?=
+ROWS   ?=
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -21,7 +22,7 @@ OTHERS := .venv-ecosystem
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint types unit test-ops test-hf test-ecosystem fuzz bench size clean
+.PHONY: help env demo test lint types unit test-ops test-hf test-gpu test-ecosystem fuzz bench bench-gpu size clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +56,9 @@ test-ops: $(STAMP)  ## every op of torch's op database against eager, to ORDER (
 test-hf: $(STAMP)  ## about a hundred small Hugging Face models, three steps each, against eager (minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -q tests/hf -m "zoo or not zoo"
 
+test-gpu: $(STAMP)  ## what is tested on a GPU, where there is one
+	$(BIN)/python -m pytest -q tests/gpu
+
 test-ecosystem: $(OTHERS)/.installed  ## other people's libraries against eager, in .venv-ecosystem (downloads much)
 	$(OTHERS)/bin/python -m pytest -q tests/ecosystem -W ignore -W error::aheadgrad.errors.FallbackWarning
 
@@ -72,6 +76,9 @@ fuzz: $(STAMP)  ## COUNT generated programs against eager, AGAIN of them also ca
 
 bench: $(STAMP)  ## side by side with torch; BENCH="step saved" runs some of it
 	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-gpu: $(STAMP)  ## Inductor behind us and behind torch.compile, on a GPU; ROWS="gpt2-16 resnet50" runs some of it
+	$(BIN)/python -m benchmarks.gpu $(ROWS)
 
 size: $(STAMP)  ## lines per file; long files and functions stand out
 	@$(BIN)/python .ci/size.py

@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from . import any_order, capture, front_door, guards, peak, saved, second_order, step, subclasses
+from . import any_order, capture, front_door, guards, inductor, peak, saved, second_order, step, subclasses
 from .measure import table
 
 BENCHMARKS = {
@@ -23,6 +23,7 @@ BENCHMARKS = {
     "any_order": any_order.run,
     "second_order": second_order.run,
     "subclasses": subclasses.run,
+    "inductor": inductor.run,
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 EAGER = "eager"
 TORCH = "torch aot"
+COMPILED = "torch.compile"
 DYNAMO = "aot_eager"
 DYNAMO_ONLY = "compile eager"
 TRACING = "tracing"
@@ -16,7 +17,19 @@ FIRST_ONLY = "first order only"
 GUARDED = "with check"
 UNGUARDED = "without"
 PLAIN = "plain call"
-CONTENDERS = (EAGER, DYNAMO_ONLY, DYNAMO, TORCH, TRACING, FIRST_ONLY, PLAIN, OURS, GUARDED, UNGUARDED)
+CONTENDERS = (
+    EAGER,
+    DYNAMO_ONLY,
+    DYNAMO,
+    TORCH,
+    COMPILED,
+    TRACING,
+    FIRST_ONLY,
+    PLAIN,
+    OURS,
+    GUARDED,
+    UNGUARDED,
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,10 @@ def compile(
     frontend: Any = "dynamo",
     fullgraph: bool = False,
     backend: Any = "eager",
+    mode: str | None = None,
     partition: Any = "default",
+    memory: Any = "usual",
+    memory_budget: float | None = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     dynamic: bool | None = None,
     fallback: Any = "warn",
@@ -45,6 +48,10 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
+    `backend="eager"` runs the same ops as eager, with the same results to the last bit; `backend="inductor"`
+    fuses them, and rounds as `torch.compile` does. `mode` is then one of Inductor's: "reduce-overhead" uses
+    CUDA graphs, "max-autotune" tries out many kernels.
+
     Derivatives of any order work; `any_order=False` gives up all but the first.
 
     `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
@@ -57,7 +64,10 @@ def compile(
         frontend=frontend,
         fullgraph=fullgraph,
         backend=backend,
+        mode=mode,
         partition=partition,
+        memory=memory,
+        memory_budget=memory_budget,
         decompositions=dict(decompositions or {}),
         dynamic=dynamic,
         fallback=fallback,
@@ -65,7 +75,7 @@ def compile(
         any_order=any_order,
         max_entries=max_entries,
     )
-    find_backend(backend)
+    find_backend(backend, mode)
     if isinstance(backward_autocast, str) and backward_autocast not in ("eager", "same_as_forward", "off"):
         raise InvalidOption(
             f'backward_autocast={backward_autocast!r}: choose "eager", "same_as_forward", "off" or a list of '

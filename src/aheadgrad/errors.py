@@ -117,3 +117,7 @@ class HigherOrderError(AheadgradError, RuntimeError):
 
 
 MISTAKES = (InvalidProgram, InvalidOption)  # raised even where calls that cannot be compiled run as they are
+
+
+class BackendDiffers(AheadgradError, RuntimeError):
+    """What a backend compiled gives other results than eager (`backend="checked"`)."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
-_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # and not of a graph that is given
+_OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  # not of a graph that is given
 
 
 @dataclass(frozen=True)
@@ -17,16 +17,23 @@ class Options:
 
     A partition function (`partition`) is given one joint graph, so it implies `one_node`: one node
     for all outputs, and graphs as every backend of PyTorch knows them (`conventions/in_graph.py`).
+    `partition="default"` is the backend's: with Inductor it is `"min_cut"`, which saves less and computes
+    cheap values again; `memory="less"` goes further, and `memory_budget` (from 0 to 1) tells how much of that
+    may be saved at most: both imply it.
     Backward autocast: `"eager"` runs the backward under the autocast state that is active when
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
-    a call whose inputs are neither leaves nor saved is then a little cheaper.
+    a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
+    `layouts` comes from the backend: for how many layouts of tangents a backward is compiled.
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
     fullgraph: bool = False
     backend: Any = "eager"
+    mode: str | None = None
     partition: Any = "default"
+    memory: Literal["usual", "less"] = "usual"
+    memory_budget: float | None = None
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     dynamic: bool | None = None
     fallback: Literal["warn", "error"] = "warn"
@@ -35,6 +42,7 @@ class Options:
     one_node: bool = False
     any_order: bool = True
     max_entries: int = 8
+    layouts: int = 8
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):
@@ -44,12 +52,28 @@ class Options:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
-        if callable(self.partition):
-            object.__setattr__(self, "one_node", True)
-        elif self.partition != "default":
-            raise InvalidOption(f'partition={self.partition!r}: choose "default" or a partition function.')
+        self._check_partition()
         if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")
+
+    def _check_partition(self) -> None:
+        if self.memory not in ("usual", "less"):
+            raise InvalidOption(f'memory={self.memory!r}: choose "usual" or "less".')
+        budget = self.memory_budget
+        if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
+            raise InvalidOption(f"memory_budget={budget!r}: choose a number from 0 to 1, or None.")
+        if callable(self.partition):
+            if self.memory != "usual" or budget is not None:
+                raise InvalidOption(
+                    'memory= and memory_budget= are for partition="min_cut", not for a function.'
+                )
+            object.__setattr__(self, "one_node", True)
+        elif self.partition not in ("default", "min_cut"):
+            raise InvalidOption(
+                f'partition={self.partition!r}: choose "default", "min_cut" or a partition function.'
+            )
+        elif self.memory != "usual" or budget is not None:
+            object.__setattr__(self, "partition", "min_cut")
 
     @classmethod
     def for_graphs(cls, given: dict[str, Any]) -> Options:

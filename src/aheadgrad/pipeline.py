@@ -19,7 +19,7 @@ from typing import Any
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
-from aheadgrad.backends.registry import compile_program, find_backend
+from aheadgrad.backends.registry import Compiler, settled
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
@@ -32,6 +32,7 @@ from aheadgrad.errors import (
 from aheadgrad.joint.level import Component, Joint, Level
 from aheadgrad.joint.requests import Door, Further, LooksAtValues, NeedsSizes, NoDoor, Request, Unusual
 from aheadgrad.options import Options
+from aheadgrad.partition.donated import donated
 from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
@@ -54,7 +55,6 @@ from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
 from aheadgrad.runtime.step import make_step
 from aheadgrad.torchlayer.autocast import AutocastState
-from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
@@ -63,6 +63,7 @@ from aheadgrad.torchlayer.wanted import Wanted
 def run(call: Call, options: Options) -> Entry:
     """From a call to a compiled entry."""
     journal = Journal()
+    options = settled(options)
     with RECORDING:
         recording, joint = record(call, options, journal)
         try:
@@ -78,9 +79,10 @@ def _entry(recording: Recording, joint: Joint, options: Options, journal: Journa
     with journal.stage("split"):
         parts = split(joint, mode)
     with journal.stage("compile"):
-        compiled = _compile(parts, options, mode)
+        compiler = Compiler(options, mode)
+        compiled = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
-        steps = Steps(joint, LiveDoor(recording), mode)
+        steps = Steps(joint, LiveDoor(recording), compiler)
         spec, write = recording.forward.out_spec, recording.call.returns
         returns = None if write is None else lambda texts, names: write(spec, texts, names)
         entry = make_entry(joint, parts, compiled, journal, steps, recording, returns)
@@ -124,23 +126,25 @@ def _attempt(plan: Plan, options: Options, journal: Journal) -> tuple[Recording,
         raise
 
 
-def _compile(parts: Split, options: Options, mode: FakeTensorMode) -> Executables:
-    forward = compile_program(options.backend, parts.forward, mode)
-    backwards = [None if p is None else compile_program(options.backend, p, mode) for p in parts.backwards]
+def _compile(joint: Joint, parts: Split, compiler: Compiler) -> Executables:
+    forward = compiler.compile(parts.forward)
+    free = donated(joint, parts)
+    backwards = [None if p is None else compiler.compile(p, free) for p in parts.backwards]
     return Executables(forward, tuple(backwards))
 
 
 class Steps:
     """The walk from a level's recording on: record, split, compile, assemble."""
 
-    def __init__(self, level: Level, door: Door, mode: FakeTensorMode | None) -> None:
+    def __init__(self, level: Level, door: Door, compiler: Compiler) -> None:
         self.level = level
         self.door = door
-        self.mode = mode
+        self.compiler = compiler
 
     def close(self) -> None:
         """Lets go of the recording."""
-        self.door, self.mode = NoDoor(), None
+        self.door = NoDoor()
+        self.compiler.mode = None
 
     def backward(
         self,
@@ -167,7 +171,7 @@ class Steps:
             try:
                 program = backward_program(level, further.gradients, saved, further.tape, further.sizes)
             except InvalidProgram:
-                if usual is None or level.options.partition == "default" or level.has_symbols:
+                if usual is None or not callable(level.options.partition) or level.has_symbols:
                     raise
                 outputs = [level.exits[i] for i in component.exits]
                 return padded(usual.call, outputs, component.expected, asked)
@@ -177,7 +181,7 @@ class Steps:
             if checking:
                 made = Executable(looking_for_nan(program, further.edges))
             else:
-                made = compile_program(level.options.backend, program, self.mode)
+                made = self.compiler.compile(program)
             return backward_of_wholes(further.gradients, made, len(saved.values)).call
 
         request = Request(component.number, asked, state, edges=checking, wanted=wanted)
@@ -193,7 +197,7 @@ class Steps:
     ) -> tuple[Run, frozenset[int] | None] | None:
         """The backward recorded ahead if it serves these tangents; or what wanted gradients need of it."""
         level, whole = self.level, self.level.gradients[component.number]
-        if whole is None or usual is None or not whole.usual or level.options.partition != "default":
+        if whole is None or usual is None or not whole.usual or callable(level.options.partition):
             return None
         if wanted is None:
             program: Program | None = backward_program(level, whole, saved)
@@ -202,15 +206,13 @@ class Steps:
         if program is None:
             return None
         if asked != component.expected and not all(kind is True for kind in asked):
-            plain = (
-                find_backend(level.options.backend) is compile_eager
-            )  # others are made for certain strides
+            plain = self.compiler.backend is compile_eager  # others are made for certain strides
             if not plain or level.veiled or level.lays_out or not serves(program, asked):
                 return None
         used = next(_used(level, program, saved), None)
         if wanted is None:
             return usual.call, used
-        made = compile_program(level.options.backend, program, self.mode)
+        made = self.compiler.compile(program)
         return backward_of_wholes(whole.only(wanted), made, len(saved.values)).call, used
 
     def differentiable(
@@ -224,22 +226,20 @@ class Steps:
         wanted: Wanted,
     ) -> Any:
         """A backward that can be differentiated: a `Step`, or what finds one."""
-        fixed, options = self.level.fixed_autocast, self.level.options
+        fixed = self.level.fixed_autocast
 
         def make(further: Further) -> Any:
             level, door = further.level, further.door
             assert level is not None
             assert door is not None
             parts = split_next(level, saved)
-            program = compile_program(options.backend, parts.program, self.mode)
+            program = self.compiler.compile(parts.program)
             backwards = [
-                compile_program(options.backend, backward_program(level, g, kept), self.mode)
-                if g is not None and g.usual
-                else None
+                self.compiler.compile(backward_program(level, g, kept)) if g is not None and g.usual else None
                 for g, kept in zip(level.gradients, parts.saved, strict=True)
             ]
             under = self.level.backward_autocast if fixed else state
-            steps = Steps(level, door, self.mode)
+            steps = Steps(level, door, self.compiler)
             return make_step(level, parts, program, backwards, saved, ways, under, steps)
 
         request = Request(component.number, pattern, state, requiring, wanted=wanted)
@@ -264,7 +264,7 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return compile_program(self.level.options.backend, program, self.mode), further.ends
+        return self.compiler.compile(program), further.ends
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

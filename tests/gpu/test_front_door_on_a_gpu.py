@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import aheadgrad
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
 
 class Net(nn.Module):

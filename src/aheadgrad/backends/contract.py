@@ -11,8 +11,9 @@ Nothing is passed through globals.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -20,19 +21,41 @@ from torch import fx
 
 from aheadgrad.program.doors import example_inputs, module_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import NoGradient, Saved, Signature, Tangent
+from aheadgrad.program.slots import NoGradient, Signature, Tangent
 from aheadgrad.program.values import Value
-from aheadgrad.torchlayer.fake import FakeTensorMode
+from aheadgrad.torchlayer.fake import FakeTensorMode, with_strides
 
 Boxed = Callable[[list[Any]], list[Any]]
 
 
+@dataclass(frozen=True)
+class Wants:
+    """What a backend wishes for, as its attribute `wants`.
+
+    `decompositions` are made while the function is recorded (a caller's own come before them). `layouts`: for
+    how many layouts of tangents a backward is compiled before others are copied into the one that is
+    expected. `partition`: what `partition="default"` means with this backend.
+    """
+
+    decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
+    layouts: int = 8
+    partition: str = "default"
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One program to compile; `mode` is the fake mode that its graph's tensors are to live in."""
+    """One program to compile; `mode` is the fake mode that its graph's tensors are to live in.
+
+    `layouts` has the strides of values that an earlier program of the same call makes in another layout than
+    recorded. `given_away` are values whose memory a backward may use, unless the graph is kept. `shared` is
+    for the backend: the same for all programs of a call.
+    """
 
     program: Program
     mode: FakeTensorMode | None = None
+    layouts: Mapping[Value, tuple[Any, ...]] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    given_away: frozenset[Value] = frozenset()
 
     @property
     def role(self) -> str:
@@ -52,7 +75,13 @@ class Request:
         return self.module.graph
 
     def example_inputs(self) -> list[Any]:
-        return example_inputs(self.module)
+        """What the program will be given: fake tensors, in the layout that they will have."""
+        found = example_inputs(self.module)
+        for i, port in enumerate(self.program.inputs):
+            strides = self.layouts.get(port.value) if type(port.value) is Value else None
+            if strides is not None:
+                found[i] = with_strides(found[i], strides)
+        return found
 
     @property
     def static(self) -> tuple[int, ...]:
@@ -61,10 +90,8 @@ class Request:
 
     @property
     def donated(self) -> tuple[int, ...]:
-        """Inputs of a backward that nobody else needs, if the graph is not kept: what its forward made."""
-        inputs = enumerate(self.program.inputs)
-        kept = [(i, p.value) for i, p in inputs if isinstance(p.slot, Saved) and type(p.value) is Value]
-        return tuple(i for i, value in kept if value.op is not None)
+        """Inputs of a backward that nobody else needs, if the graph is not kept."""
+        return tuple(i for i, p in enumerate(self.program.inputs) if p.value in self.given_away)
 
     @property
     def tangent_strides(self) -> tuple[tuple[Any, ...], ...]:
@@ -90,10 +117,10 @@ class Executable:
 class Later:
     """Something callable that is made when it is first called: many forwards never see a backward."""
 
-    def __init__(self, make: Callable[[], Boxed]) -> None:
+    def __init__(self, make: Callable[[], Boxed], lock: AbstractContextManager[Any] | None = None) -> None:
         self._make: Callable[[], Boxed] | None = make
         self._made: Boxed | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock() if lock is None else lock
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if self._made is None:
@@ -105,6 +132,19 @@ class Later:
 
 
 Backend = Callable[[Request], Any]
+
+
+def as_executable(made: Any) -> Executable:
+    """What a backend returned: it may also be a function alone."""
+    return made if isinstance(made, Executable) else Executable(made)
+
+
+def wants_of(backend: Backend) -> Wants:
+    found: Wants = getattr(backend, "wants", _NOTHING)
+    return found
+
+
+_NOTHING = Wants()
 
 
 def only_gradients(program: Program, run: Executable) -> Executable:

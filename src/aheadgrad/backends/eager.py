@@ -7,6 +7,10 @@ use, so memory is freed as early as in eager.
 from __future__ import annotations
 
 import functools
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from aheadgrad.backends.contract import Boxed, Executable, Later, Request
 from aheadgrad.emit.body import local_name, write_body
@@ -33,3 +37,26 @@ def _function(program: Program) -> Boxed:
     results = write_body(program, script, places)
     script.line(f"return [{', '.join(results)}]")
     return script.function("args")[0]
+
+
+def op_by_op(request: Request) -> Executable:
+    """For whoever is beside another backend: what comes in another layout than recorded is copied first."""
+    made = compile_eager(request.program)
+    inputs = enumerate(request.program.inputs)
+    others = [(i, p.value.type.stride) for i, p in inputs if p.value in request.layouts]
+    if not others:
+        return made
+
+    def run(args: list[Any]) -> list[Any]:
+        for i, strides in others:
+            args[i] = laid_out(args[i], strides)
+        return made.call(args)
+
+    return Executable(run)
+
+
+def laid_out(t: Tensor, strides: tuple[Any, ...]) -> Tensor:
+    """A copy with these strides; a dense one where they are symbolic."""
+    if any(type(s) is not int for s in strides):
+        return t.contiguous()
+    return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)

@@ -78,10 +78,11 @@ def backend(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: Any = None
 ) -> Callable[..., Any]:
     """The backend of `torch.compile`: compiles one graph. `options` are those of `aheadgrad.compile`."""
-    if mode is not None:
-        raise errors.InvalidOption(f"mode={mode!r} is one of Inductor's; this backend takes options={{...}}.")
-    chosen = Options.for_graphs(options or {})
-    find_backend(chosen.backend)
+    given = dict(options or {})
+    if mode is not None and mode != "default":
+        given.setdefault("mode", mode)
+    chosen = Options.for_graphs(given)
+    find_backend(chosen.backend, chosen.mode)
     return compile_graph(gm, example_inputs, chosen, lambda: None)
 
 

@@ -7,14 +7,14 @@ is asked for at a door (`requests`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, IsRoot, TheInput
+from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, InputFacts, IsRoot, TheInput
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
 from aheadgrad.program.opened import opened
@@ -159,6 +159,11 @@ class Level:
         return self.exits[: self.count]
 
     @property
+    def computes_again(self) -> bool:
+        """Do backwards run ops of the forward?"""
+        return self.options.partition == "min_cut" or self.tape.has_regions
+
+    @property
     def selects(self) -> bool:
         """Are there backwards for some of the gradients? The drop-in's compilers expect one backward."""
         return not (self.options.one_node and self.order == 0)
@@ -223,8 +228,16 @@ class Joint(Level):
     @property
     def changed(self) -> frozenset[Value]:
         """Inputs that the call overwrites, or lets a tensor subclass overwrite."""
-        found = [f.index for f in self.facts.inputs if f.index >= 0 and (f.data_changed or f.storage_changed)]
-        return frozenset(v for _, v in opened((Slot(), self.entrances[i].value) for i in found))
+        return self._values(f for f in self.facts.inputs if f.data_changed or f.storage_changed)
+
+    @property
+    def reshaped(self) -> frozenset[Value]:
+        """Inputs that look different after the call."""
+        return self._values(f for f in self.facts.inputs if f.geometry is not None)
+
+    def _values(self, inputs: Iterable[InputFacts]) -> frozenset[Value]:
+        found = [(Slot(), self.entrances[f.index].value) for f in inputs if f.index >= 0]
+        return frozenset(v for _, v in opened(found))
 
     def results(self, *, inference: bool) -> list[tuple[Slot, Any]]:
         """What the forward returns: an input that the graph updated and the user returned is itself."""

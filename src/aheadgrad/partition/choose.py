@@ -1,25 +1,29 @@
-"""The default partition: save exactly what the backward uses of the forward.
+"""What the forward saves for one backward, and why.
 
-The forward computes what the outputs need; whatever of that the backward uses is saved, and
-nothing is computed twice.
+The default: exactly what the backward uses of the forward, so that nothing is computed twice. Otherwise as
+little as rules allow, or as a budget does (`min_cut`, `budget`), and the rest is computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from aheadgrad.joint.level import Component, Gradients
+from aheadgrad.partition.plan import DEFAULT, Demands, plan
 from aheadgrad.partition.saved import SavedSet, SavedValue
+from aheadgrad.partition.table import Table
 from aheadgrad.program.cut import Cutter
+from aheadgrad.program.random import state_before
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
-from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
 
+NO_STATES: Mapping[int, Value] = {}
 _aten = torch.ops.aten
 _TRANSPOSING = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
 
@@ -35,29 +39,49 @@ def choose(
     changed: Iterable[Value] = (),
     *,
     moves: bool,
+    demands: Demands = DEFAULT,
+    seen: Collection[Value] = (),
 ) -> SavedSet:
     """What the forward keeps for one backward. `changed` are inputs that the call overwrites.
 
     `moves`: ops whose results only the backward uses move there, as in torch's default partition; otherwise
-    they run where eager runs them.
+    they run where eager runs them. `seen` are inputs and outputs that eager does not save.
     """
     tape = cutter.tape
     given = {p.value for p in inputs if type(p.value) is Value}
-    here = _in_forward(cutter, leaving, given, set(changed), moves=moves)
+    here, fixed = _in_forward(cutter, leaving, given, set(changed), moves=moves)
     as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
-    used, _ = walk_backward(cutter, gradients, here, as_numbers)
-    for value in kept_by_eager(tape, gradients.component, used):
-        whole = at_hand(tape, value, given, here)
-        if whole is not None:
-            used.setdefault(whole, "derivatives of higher order")
-    if not moves:
-        stay = given.difference(changed)
-        used = {_untransposed(tape, v, stay): user for v, user in used.items()}
+    reasons: Mapping[Value, str] = {}
+    runs: set[int] = set()
+    table = Table(cutter, gradients, here, fixed, demands.once, seen)
+    if demands is not DEFAULT:
+        reasons = plan(table, demands)
+        used, runs = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
+    elif tape.has_regions:
+        here -= table.again
+        used, runs = walk_backward(cutter, gradients, here, as_numbers, table.outside, higher=True)
+    else:
+        used, _ = walk_backward(cutter, gradients, here, as_numbers)
+        for value in kept_by_eager(tape, gradients.component, used):
+            whole = at_hand(tape, value, given, here)
+            if whole is not None:
+                used.setdefault(whole, "derivatives of higher order")
+        if not moves:
+            stay = given.difference(changed)
+            used = {_untransposed(tape, v, stay): user for v, user in used.items()}
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
     saved = [
-        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, f"used by {user}") for v, user in used.items()
+        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, _reason(user, reasons.get(v)))
+        for v, user in used.items()
+    ]
+    ops = [
+        op for i, op in enumerate(tape.ops) if i in runs and op.phase == "forward" and is_random(op.target)
+    ]
+    states = [state_before(op, -1 - k) for k, op in enumerate(ops)]
+    saved += [
+        SavedValue(v, v.name, "so that the same numbers are drawn again", is_state=True) for v in states
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
@@ -72,20 +96,25 @@ def _untransposed(tape: Tape, value: Value, inputs: Collection[Value]) -> Value:
     return found if found in inputs else value
 
 
+def _reason(user: str, why: str | None) -> str:
+    return f"used by {user}" + (f"; {why}" if why else "")
+
+
 def _in_forward(
     cutter: Cutter, leaving: Iterable[Any], given: set[Value], changed: set[Value], *, moves: bool
-) -> set[int]:
-    """The ops that run in the forward."""
+) -> tuple[set[int], set[int]]:
+    """The ops that run in the forward, and those among them that cannot run later."""
+    fixed: set[int] = set()
     found, _ = cutter.needed(leaving, given, {"forward", "write"})
     for i, op in enumerate(cutter.tape.ops):
         if op.phase != "forward":
             continue
         if changed and any(v in changed for v in op.uses):  # read before it is overwritten: then or never
-            found.add(i)
+            fixed.add(i)
             changed.update(op.values)
         if not moves and not is_view_op(op.target):
             found.add(i)
-    return found
+    return found | fixed, fixed
 
 
 def walk_backward(
@@ -94,11 +123,15 @@ def walk_backward(
     here: Collection[int],
     given: Collection[Any],
     boundary: Collection[Value] = (),
+    *,
+    higher: bool = False,
+    states: Mapping[int, Value] = NO_STATES,
 ) -> tuple[Used, set[int]]:
     """Walks from gradients to the values that they rest on: made `here` (by these ops), or in the boundary.
 
     Returns these values, and the ops that the backward runs. `given` are the symbols that come as numbers;
-    any other has to come from the tensor whose size it is.
+    any other has to come from the tensor whose size it is. `higher`: derivatives of higher order can be had.
+    `states` go with the random ops that run again.
     """
     tape = cutter.tape
     tangents = {v for t in gradients.tangents if t is not None for v in values_of(t)}
@@ -108,6 +141,8 @@ def walk_backward(
     stack: list[tuple[Value, str]] = [
         (v, "a gradient") for g in gradients.grads for v in values_of(g) if v is not None
     ]
+    if higher:
+        stack = [(v, "derivatives of higher order") for v in gradients.component.keeps] + stack
     for i, op in enumerate(tape.ops):
         if op.keep and op.phase == gradients.phase:
             runs.add(i)
@@ -125,6 +160,8 @@ def walk_backward(
             runs.add(value.op)
             op = tape.ops[value.op]
             stack.extend((v, op.name) for v in op.uses)
+            if value.op in states:
+                used.setdefault(states[value.op], op.name)
             for symbol in cutter.made_numbers((op.args, op.kwargs)) - sized:
                 sized.add(symbol)
                 if symbol not in given:

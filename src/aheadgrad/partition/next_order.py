@@ -9,6 +9,7 @@ backward.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
     saved: list[SavedSet] = []
     for component, g in zip(level.components, level.gradients, strict=True):
         positions = set(range(start)) if g is None else set()  # who knows
-        used = {} if g is None else _used(cutter, g, here, set(boundary), symbols)
+        used = {} if g is None else _used(cutter, g, here, set(boundary), symbols, given.states)
         for value in kept_by_eager(tape, component, used):
             whole = at_hand(tape, value, boundary, here)
             if whole is not None:
@@ -74,13 +75,18 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
 
 
 def _used(
-    cutter: Cutter, g: Gradients, here: set[int], boundary: set[Value], given: set[Any]
+    cutter: Cutter,
+    g: Gradients,
+    here: set[int],
+    boundary: set[Value],
+    given: set[Any],
+    states: Mapping[int, Value],
 ) -> dict[Value, str]:
     """The values that a next backward takes from this one, each with a reason."""
-    used, crossed = walk_backward(cutter, g, here, given, boundary)
+    used, crossed = walk_backward(cutter, g, here, given, boundary, states=states)
     for i in crossed:
         op = cutter.tape.ops[i]
-        if op.phase == "forward" and op.keep:
+        if op.phase == "forward" and op.keep and i not in states:
             why = "draws random numbers" if is_random(op.target) else "must not run twice"
             raise _not_kept(f"the result of {op.target}, which {why}")
     if any(value not in boundary and value.op is None for value in used):
@@ -102,7 +108,8 @@ def _program(level: NextOrder, cutter: Cutter, given: SavedSet, new: SavedSet) -
         if value is not None:
             ports.append(Port(Tangent(level.below[i]), value, tangent_name(level.order - 1, number)))
     outputs = [*((e.slot, e.value) for e in level.leaving), *new.outputs]
+    late = level.computes_again
     try:
-        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase})))
+        return shortened(check(cutter.cut("backward", ports, outputs, {recorded.phase}, late=late)))
     except AssertionError as error:
         raise _not_kept("a value of the forward") from error

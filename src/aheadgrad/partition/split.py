@@ -12,6 +12,7 @@ from aheadgrad.errors import FallbackError, InvalidProgram
 from aheadgrad.joint.level import Gradients, Joint, Level
 from aheadgrad.partition.choose import choose, providers
 from aheadgrad.partition.custom import split_with
+from aheadgrad.partition.plan import DEFAULT, demands_of
 from aheadgrad.partition.saved import SavedSet, SavedValue, Split
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Sizes, same_views
@@ -28,7 +29,7 @@ from aheadgrad.torchlayer.symbols import Number
 def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
     """What is saved, and the programs on either side; `mode` is for the graphs of partition functions."""
     given = joint.options.partition
-    if given != "default" and len(joint.gradients) == 1 and joint.gradients[0] is not None:
+    if callable(given) and len(joint.gradients) == 1 and joint.gradients[0] is not None:
         return split_with(given, joint, mode)  # where eager's backward raises there is nothing to split
     saved = tuple(SavedSet() if g is None else _choose(joint, g) for g in joint.gradients)
     together = _with_told_sizes(joint, _union(saved))
@@ -42,8 +43,18 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
 
 def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
     leaving = [v for e in joint.leaving for v in values_of(e.value)]
-    moves = joint.options.one_node
-    return choose(joint.cutter(), joint.ports(), leaving, gradients, joint.changed, moves=moves)
+    moves, demands = joint.options.one_node, demands_of(joint.options)
+    changed = joint.changed if demands is DEFAULT else joint.changed | joint.reshaped
+    given = joint.cutter(), joint.ports(), leaving, gradients, changed
+    return choose(*given, moves=moves, demands=demands, seen=_seen(joint, gradients))
+
+
+def _seen(joint: Joint, gradients: Gradients) -> set[Value]:
+    """Inputs and outputs that eager does not save, but for parameters: nobody changes those in between."""
+    kept = frozenset().union(*gradients.component.saves)
+    found = [e.value for e in joint.entrances if not e.static and e.memory not in kept]
+    found += [e.value for e in joint.leaving if e.memory not in kept]
+    return {v for value in found for v in values_of(value) if type(v) is Value}
 
 
 def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Program:
@@ -81,9 +92,12 @@ def backward_program(
             number += 1
     ports += [Port(Tangent(Between(k)), v, f"handed_{k + 1}") for k, v in enumerate(handed)]
     outputs = opened(level.gradient_outputs(gradients))
+    late = level.computes_again
     same = same_views(tape or level.tape, {s.value for s in saved.tensors}) if level.order else None
     try:
-        return check(level.cutter(tape, sizes, same).cut("backward", ports, outputs, {gradients.phase}))
+        return check(
+            level.cutter(tape, sizes, same).cut("backward", ports, outputs, {gradients.phase}, late=late)
+        )
     except AssertionError as error:
         raise InvalidProgram(
             f"A backward for this pattern of tangents needs a value that the forward did not save ({error})."

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from aheadgrad.program.on_demand import on_demand
 from aheadgrad.program.program import Program
+from aheadgrad.program.random import drawn_with, replayed
 from aheadgrad.program.rooms import is_seen, without_rooms
-from aheadgrad.program.slots import Slot, Tangent
+from aheadgrad.program.slots import RandomState, Slot, Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, Shown, Value, Write, Written, map_leaves, numbers_in
 from aheadgrad.torchlayer.symbols import Number, is_symbolic, with_numbers
@@ -103,7 +105,10 @@ class Cutter:
         outputs: Sequence[tuple[Slot, Any]],
         phases: set[str] | None = None,
         writes: Sequence[Write] = (),
+        *,
+        late: bool = False,
     ) -> Program:
+        """`late`: ops of another phase run again, each when its result is needed."""
         tape = self.tape
         boundary = {p.value for p in inputs if type(p.value) is Value}
         given = {p.value.expr for p in inputs if type(p.value) is Number}
@@ -112,11 +117,20 @@ class Cutter:
         roots = [*(v for _, v in outputs), *(w.new for w in writes)]
         wanted, touched = self.needed(roots, boundary, phases, given)
         build = _Build(self, role, inputs, touched)
+        drawn = {v.op: v for slot, v in outputs if isinstance(slot, RandomState)}
+        again = {p.value.op: p.value for p in inputs if isinstance(p.slot, RandomState)}
         due = self._due(writes)
-        for i in sorted(wanted):
+        order = sorted(wanted)
+        if late:
+            arriving = [p.value for p in inputs if isinstance(p.slot, Tangent) and type(p.value) is Value]
+            order = on_demand(tape, wanted, arriving, self.source)
+        for i in order:
             while due and due[0][0] <= i:
                 build.write(due.pop(0)[1])
-            build.add(tape.ops[i])
+            op = tape.ops[i]
+            if i in again:
+                op = replayed(op, again[i])
+            build.add(drawn_with(op, drawn[i]) if i in drawn else op)
         for _, write in due:
             build.write(write)
         slots, results = [slot for slot, _ in outputs], [build.result(v) for _, v in outputs]

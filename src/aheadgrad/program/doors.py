@@ -23,6 +23,7 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
+from aheadgrad.torchlayer.replay import Drawn, Replayed, as_operator
 from aheadgrad.torchlayer.symbols import Number, SymbolNodes, frozen_number, frozen_numbers, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_from_values
 
@@ -106,6 +107,9 @@ class _Graph:
 
     def _op(self, op: Op) -> None:
         args, kwargs = self._argument(op.args), {k: self._argument(v) for k, v in op.kwargs.items()}
+        if isinstance(op.target, Drawn | Replayed):
+            self._random(op, args, kwargs)
+            return
         node = self.graph.create_node("call_function", op.target, args, kwargs, name=op.name)
         _describe(node, op)
         if type(op.out) is Number:
@@ -122,6 +126,30 @@ class _Graph:
             self.wholes[id(v)] = op, node
             if self.program.parts_first and v in self.used:
                 self._node(v)
+
+    def _random(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A random op with the state of its generator, as torch's graphs have it."""
+        drawn = isinstance(op.target, Drawn)
+        args = (op.target.op, *args) if drawn else (args[0], op.target.op, *args[1:])
+        node = self.graph.create_node("call_function", as_operator(op.target), args, kwargs, name=op.name)
+        _describe(node, op)
+        state, *outs = op.outs if drawn else (None, *op.outs)
+        vals = [self._fake(v, None) for v in outs]
+        several = type(op.out) is tuple and len(op.out) > 1 + drawn
+        val = tuple(vals) if several else vals[0]
+        node.meta["val"] = val
+        if drawn:
+            node.meta["val"] = (self._fake(state, None), val)
+            self.nodes[state] = self._getitem(node, 0, state.name, op)
+            node = self._getitem(node, 1, outs[0].name if not several else f"{op.name}_drawn", op)
+        for k, v in enumerate(outs):
+            self.nodes[v] = self._getitem(node, k, v.name, op) if several else node
+
+    def _getitem(self, whole: fx.Node, k: int, name: str, op: Op) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (whole, k), name=name)
+        _describe(node, op)
+        node.meta["val"] = whole.meta["val"][k]
+        return node
 
     def _node(self, value: Value) -> fx.Node:
         node = self.nodes.get(value)

@@ -152,6 +152,14 @@ class Saved(Slot):
 
 
 @dataclass(frozen=True)
+class RandomState(Saved):
+    """The state of a generator before a random op, so that it can be run again with the same numbers."""
+
+    def describe(self) -> str:
+        return f"state of the generator before {self.name.removesuffix('_state')}"
+
+
+@dataclass(frozen=True)
 class SavedSize(Slot):
     """A number that the forward keeps for the backward."""
 

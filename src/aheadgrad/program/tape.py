@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ class Tape:
     naming: Naming = field(repr=False)
     copies: Mapping[Value, FreshCopy] = field(default_factory=dict)
     parts_first: bool = False
+
+    @cached_property
+    def has_regions(self) -> bool:
+        return any(op.region is not None for op in self.ops)
 
     def maker(self, symbol: Any, phases: set[str] | None) -> int:
         """Which op makes a symbol, as seen from these phases: one of their own comes first."""

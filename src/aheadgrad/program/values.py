@@ -91,12 +91,21 @@ class Origin(NamedTuple):
         return f'  File "{self.file}", line {self.line}, in {self.function}\n    {code}\n'
 
 
+class Region(NamedTuple):
+    """A part of the function that its author wants to run again in the backward (`torch.utils.checkpoint`);
+    `saves`: but not this op."""
+
+    number: int
+    saves: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
     """One op. `out` is a value, a number, a tuple of such, or None; real tensors in `args` are constants.
 
     `phase` tells when it ran: "forward", "backward 3"; "write" for an update that a program makes itself, ""
-    for one that reads a size. `keep`: it has an effect. `node`: whose backward it ran in.
+    for one that reads a size. `keep`: it has an effect. `node`: whose backward it ran in. `region`: where it
+    belongs to; an op of a backward is in the region whose op it differentiates.
     """
 
     target: Any
@@ -110,6 +119,7 @@ class Op:
     origin: Origin | None = None
     node: AutogradNode | None = None
     meta: Mapping[str, Any] | None = field(default=None, repr=False)
+    region: Region | None = None
 
     @property
     def outs(self) -> tuple[Any, ...]:

@@ -134,7 +134,7 @@ class Lowering:
                 for k, (v, part) in enumerate(zip(out, parts, strict=True))
             )
         out = _number(out)
-        told = record.phase, record.keep, record.origin, record.node, record.meta
+        told = record.phase, record.keep, record.origin, record.node, record.meta, record.region
         return Op(record.target, args, kwargs, out, tuple(uses), name, *told)
 
     def _argument(self, value: Any, uses: list[Value]) -> Any:

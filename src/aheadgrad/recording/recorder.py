@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import DataDependentError, FallbackError
-from aheadgrad.program.values import Origin
+from aheadgrad.program.values import Origin, Region
 from aheadgrad.recording import zeros
 from aheadgrad.recording.environment import Ambient
 from aheadgrad.recording.sameness import Sameness
@@ -26,6 +26,7 @@ from aheadgrad.torchlayer.autograd import (
     running_node,
     saved_tensor_hooks,
 )
+from aheadgrad.torchlayer.checkpoint import Regions, watching_regions
 from aheadgrad.torchlayer.control_flow import with_graphs
 from aheadgrad.torchlayer.decompositions import ALWAYS
 from aheadgrad.torchlayer.dispatch import (
@@ -79,6 +80,8 @@ class Recorder(TorchDispatchMode):
         self.zeros = zeros.Zeros()
         self.sameness = Sameness(trace)
         self.origins: dict[int, Origin | None] = {}  # by number, of autograd nodes
+        self.regions = Regions()
+        self.regions_of_nodes: dict[int, Region] = {}
         self.users_code = False  # does the user's function run?
         self.borrowed: set[Any] = set()  # storages of constants in memory of somebody else's
         self.plain = False  # inside a decomposition that is run without functionalization
@@ -183,15 +186,21 @@ class Recorder(TorchDispatchMode):
         return func, args, kwargs, out
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        meta, region = current_node_meta(), None
         if self.trace.phase == "forward":
             node, origin = None, current_origin()
             if self.users_code:
                 self._check_hooks()
+                now = self.regions.now(meta)
+                if now is not None:
+                    region = Region(*now)
+                    self.regions_of_nodes.setdefault(nodes_made() - 1, region)
         else:
             node = running_node()
-            origin = None if node is None else self.origins.get(node.number)
+            number = -1 if node is None else node.number
+            origin, region = self.origins.get(number), self.regions_of_nodes.get(number)
         self.origins.setdefault(nodes_made() - 1, origin)
-        self.trace.add(func, args, kwargs, out, origin, current_node_meta(), node)
+        self.trace.add(func, args, kwargs, out, origin, meta, node, region)
 
     def _undecided(self, func: Any, node: AutogradNode) -> DataDependentError:
         """For a derivative that asks for values; it is torch's formula that asks, no line of the user's."""
@@ -209,10 +218,11 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def running_users_code(self) -> Iterator[None]:
         """While the user's function runs: ops that save tensors through hooks of its own raise."""
-        self.hooks = saved_tensor_hooks()
+        self.hooks = self.regions.outer = saved_tensor_hooks()
         self.users_code = True
         try:
-            yield
+            with watching_regions(lambda: len(self.trace.records), self.trace.save_from):
+                yield
         finally:
             self.users_code = False
 

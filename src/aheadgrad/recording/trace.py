@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aheadgrad.program.effects import has_effect
-from aheadgrad.program.values import Origin
+from aheadgrad.program.values import Origin, Region
 from aheadgrad.torchlayer.autograd import AutogradNode
 from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
 from aheadgrad.torchlayer.unbacked import sizes_in
@@ -39,6 +39,7 @@ class Record:
     meta: dict[str, Any] | None = None
     keep: bool = False
     node: AutogradNode | None = None  # whose backward it ran in
+    region: Region | None = None
 
     def tensors(self) -> list[Tensor]:
         """The tensors among the arguments."""
@@ -82,11 +83,12 @@ class Trace:
         origin: Origin | None = None,
         meta: dict[str, Any] | None = None,
         node: AutogradNode | None = None,
+        region: Region | None = None,
     ) -> None:
         index = len(self.records)
         record = Record(target, args, kwargs, out, self.phase, origin, meta)
         record.keep = has_effect(target)
-        record.node = node
+        record.node, record.region = node, region
         self.records.append(record)
         if self.sized:
             self._note_sizes(record, index)
@@ -104,6 +106,12 @@ class Trace:
         found = set().union(*(sizes_in(p) for p in parts if isinstance(p, Tensor)))
         for symbol in found - free_symbols([list(record.args), record.kwargs]) if found else ():
             self.numbers.setdefault(symbol, []).append(index)
+
+    def save_from(self, index: int) -> None:
+        """A policy saves the results of these records."""
+        for record in self.records[index:]:
+            if record.region is not None:
+                record.region = record.region._replace(saves=True)
 
     def rewind(self, length: int) -> None:
         """Forgets all records from `length` on."""

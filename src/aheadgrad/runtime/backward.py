@@ -24,7 +24,6 @@ Make = Callable[[tuple[Any, ...], AutocastState | None, Wanted], tuple[Run, froz
 """Makes a program from tangents like these to the wanted gradients; with the positions of the saved tensors
 that it uses, if known."""
 
-MAX_LAYOUTS = 8
 MAX_WANTED = 16  # sets of wanted gradients; then all are computed
 
 
@@ -42,9 +41,16 @@ class Backward:
     """Finds (or makes) the program for the tangents at hand. `usual` is that for the expected ones."""
 
     def __init__(
-        self, expected: tuple[Any, ...], usual: Executable | None, make: Make, *, fixed_autocast: bool
+        self,
+        expected: tuple[Any, ...],
+        usual: Executable | None,
+        make: Make,
+        *,
+        fixed_autocast: bool,
+        layouts: int = 8,
     ) -> None:
         self.expected = expected
+        self.layouts = layouts  # of tangents; then others are copied into the expected one
         self.usual = usual
         self.make = make
         self.fixed_autocast = fixed_autocast
@@ -86,7 +92,7 @@ class Backward:
         state = None if self.fixed_autocast else autocast_state()
         program = self.programs.get((pattern, state, wanted))
         if program is None:
-            if len({p for p, _, _ in self.programs}) >= MAX_LAYOUTS and any(p is not None for p in pattern):
+            if len({p for p, _, _ in self.programs}) >= self.layouts and any(p is not None for p in pattern):
                 usual = tuple(None if p is None else e for p, e in zip(pattern, self.expected, strict=True))
                 if usual != pattern and all(type(t) is Tensor for t in tangents if t is not None):
                     return self.run(node, saved, tuple(map(laid_out, tangents, self.expected)), wanted)

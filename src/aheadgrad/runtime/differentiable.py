@@ -18,7 +18,7 @@ from torch import Tensor
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
-from aheadgrad.runtime.backward import MAX_LAYOUTS, Backward, Failure, few, laid_out
+from aheadgrad.runtime.backward import Backward, Failure, few, laid_out
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
@@ -117,7 +117,8 @@ class Higher:
         state = None if self.level.fixed_autocast else autocast_state()
         key = self._key(tangents, state, wanted)
         step = self.made.get(key)
-        if step is None and self._orders is None and len({k[0] for k in self.made}) >= MAX_LAYOUTS:
+        most = self.level.options.layouts
+        if step is None and self._orders is None and (most == 1 or len({k[0] for k in self.made}) >= most):
             tangents = tuple(map(laid_out, tangents, self.component.expected))
             key = self._key(tangents, state, wanted)
             step = self.made.get(key)

@@ -15,6 +15,7 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
+from aheadgrad.runtime.backward import laid_out
 from aheadgrad.runtime.freeing import Lifetime
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import running_backward
@@ -53,6 +54,8 @@ class Handing:
         hands = below is not None and self._may_hand(below, task, tangents)
         if not handed and not hands:
             return None
+        if self.level.options.layouts == 1:
+            tangents = tuple(map(laid_out, tangents, self.component.expected))
         pattern = tuple([None if t is None else t.stride() for t in tangents])
         numbers = tuple(sorted(handed)) if handed else ()
         made = self._find(below, (pattern, wanted, numbers, True)) if hands else None

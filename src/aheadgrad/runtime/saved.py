@@ -23,8 +23,11 @@ class SavedNames:
             for i, e in enumerate(joint.entrances)
             for value, name in zip(values_of(e.value), part_names(e.value, f"p{i}"), strict=True)
         }
+        kept = {memory for c in joint.components for saves in c.saves for memory in saves}
         for fact, value in updates(joint):
-            if not fact.history_changed and fact.geometry is None and fact.index >= 0 and fact.parts is None:
+            if fact.history_changed or fact.geometry is not None or fact.index < 0 or fact.parts is not None:
+                continue
+            if fact.version_bumps or joint.entrances[fact.index].memory in kept:
                 # The input holds the same values by now, and eager saves it too.
                 self.inputs.setdefault(value, f"p{fact.index}")
         self.exits: dict[Value, list[int]] = {}
@@ -56,12 +59,12 @@ class SavedNames:
 
 
 def updates(joint: Joint) -> list[tuple[InputFacts, Any]]:
-    """Inputs whose data the call changes in sight of the version counter, with their new values."""
+    """Inputs whose data the call changes, with their new values."""
     exits = iter(e for e in joint.leaving if isinstance(e.slot, UpdatedInput))
     found = []
     for fact in joint.facts.inputs:
         if fact.index not in joint.in_graph and fact.is_updated:
             value = next(exits).value
-            if fact.data_changed and not fact.storage_changed and fact.version_bumps:
+            if fact.data_changed and not fact.storage_changed:
                 found.append((fact, value))
     return found

@@ -83,7 +83,8 @@ def _backward(
 
     fixed = level.fixed_autocast
     if not level.lays_out:
-        return Backward(component.expected, usual, make, fixed_autocast=fixed)
+        layouts = level.options.layouts
+        return Backward(component.expected, usual, make, fixed_autocast=fixed, layouts=layouts)
     orders = tuple(
         e if isinstance(e, Form) else level.exits[i].order
         for i, e in zip(component.exits, component.expected, strict=True)

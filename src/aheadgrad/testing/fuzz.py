@@ -21,8 +21,9 @@ import multiprocessing
 import os
 import time
 import warnings
+from ast import literal_eval
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
@@ -47,6 +48,7 @@ class Settings:
     """What a worker needs to know."""
 
     compiler: str = "trace"
+    options: tuple[tuple[str, Any], ...] = ()
     backward: tuple[str, ...] = ("all", "each")
     extra: int = 3
     order: int = 1
@@ -127,16 +129,16 @@ class Compiler:
     peer: Callable[[Function], Function] | None = None
 
 
-def load_compiler(name: str) -> Compiler:
-    """``trace`` and ``dynamo`` (our front ends), ``eager``, or ``module:function``."""
+def load_compiler(name: str, options: Mapping[str, Any]) -> Compiler:
+    """``trace`` and ``dynamo`` (our front ends, with options), ``eager``, or ``module:function``."""
     if name == "eager":
         return Compiler(lambda fn: fn, lambda fn: fn)
     if name in ("trace", "dynamo"):
         package = importlib.import_module("aheadgrad")
         errors = importlib.import_module("aheadgrad.errors")
         return Compiler(
-            lambda fn: package.compile(fn, frontend=name, fallback="error"),
-            lambda fn: package.compile(fn, frontend=name, fallback="warn", max_entries=64),
+            lambda fn: package.compile(fn, frontend=name, fallback="error", **options),
+            lambda fn: package.compile(fn, frontend=name, fallback="warn", max_entries=64, **options),
             (errors.FallbackError,),
             (lambda fn: torch.compile(fn, backend="eager")) if name == "dynamo" else None,
         )
@@ -200,7 +202,7 @@ def attempt(
 def work(seeds: Sequence[int], settings: Settings) -> list[Outcome]:
     """Check the programs of some seeds; the unit of work of a process."""
     torch.set_num_threads(1)
-    compiler = load_compiler(settings.compiler)
+    compiler = load_compiler(settings.compiler, dict(settings.options))
     done = []
     for seed in seeds:
         before = Counter(differentiable_runs)
@@ -234,7 +236,7 @@ def describe(outcome: Outcome, settings: Settings, smallest: bool) -> str:
     program = settings.program(outcome.seed)
     found: Sequence[Disagreement] = outcome.disagreements
     if smallest:
-        compiler = load_compiler(settings.compiler)
+        compiler = load_compiler(settings.compiler, dict(settings.options))
         thorough = replace(settings, extra=40)
         wanted = found[0].kind
 
@@ -292,6 +294,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-report", type=int, default=5, help="how many failing programs to show")
     parser.add_argument("--max-uncompiled", type=float, default=1.0, help="percentage that may fall back")
     parser.add_argument("--compiler", default="trace", help="trace, dynamo, eager or module:function")
+    parser.add_argument("--option", action="append", default=[], help='for compile: memory="less"')
     parser.add_argument("--backward", default="all,each", help=f"ways, of {','.join(BACKWARD_KINDS)}")
     parser.add_argument("--extra", type=int, default=3, help="scenarios per program beside the first")
     parser.add_argument("--replay", type=int, default=0, help="how many to call again in other ways too")
@@ -325,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     settings = Settings(
         compiler=options.compiler,
+        options=tuple((k, literal_eval(v)) for k, _, v in (o.partition("=") for o in options.option)),
         backward=tuple(options.backward.split(",")),
         extra=options.extra,
         order=options.order,

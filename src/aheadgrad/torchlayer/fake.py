@@ -44,6 +44,7 @@ __all__ = [
     "symbolic_like",
     "symbolic_number",
     "value_is_read",
+    "with_strides",
 ]
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
@@ -103,6 +104,14 @@ def fake_like(mode: FakeTensorMode, t: Tensor) -> FakeTensor:
     which also rebuilds the autograd history and the view chain that we set up ourselves.
     """
     return _fake_of(mode, t, t.size(), t.stride(), t.storage_offset())
+
+
+def with_strides(fake: FakeTensor, strides: Iterable[Any]) -> FakeTensor:
+    """A fake tensor like this one, laid out otherwise."""
+    with fake.fake_mode:
+        made = torch.empty_strided(fake.size(), tuple(strides), dtype=fake.dtype, device=fake.device)
+    assert isinstance(made, FakeTensor)
+    return made
 
 
 def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: Any) -> FakeTensor:

@@ -1,0 +1,197 @@
+"""Inductor behind aheadgrad, behind torch.compile, and eager, on a GPU: step time, peak memory, cold compile.
+
+    python -m benchmarks.gpu                                  # all rows
+    python -m benchmarks.gpu gpt2-16 resnet50 --limit 540     # some, within so many seconds
+    python -m benchmarks.gpu --contenders aheadgrad --out results
+
+Each contender of a row runs in a process of its own, with empty caches, so that what one leaves behind (in
+memory, in caches) is none of the next one's business. Cold compile is the time of the first step, after
+everything is imported. Results are added to a JSON file, and written as a table next to it.
+"""
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+FIRST = ("eager", "torch", "aheadgrad")
+SECOND = ("eager", "aheadgrad", "reduce-overhead")
+BUDGET = ("torch-budget", "aheadgrad-budget")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`make` is a function of `gpu_models`, called with `args`."""
+
+    make: str
+    args: tuple[int, ...]
+    contenders: tuple[str, ...] = FIRST
+
+
+ROWS = {
+    "gpt2-1": Row("gpt2", (1,)),
+    "gpt2-16": Row("gpt2", (16,), (*FIRST, *BUDGET)),
+    "resnet50": Row("resnet", (64,)),
+    "llama-1b": Row("llama", (4,)),
+    "forces-large": Row("forces", (256, 32, 256), SECOND),
+    "penalty-large": Row("penalty", (16384, 1024), SECOND),
+    "physics-large": Row("physics", (65536, 512), SECOND),
+    "forces-small": Row("forces", (4, 8, 64), SECOND),
+    "penalty-small": Row("penalty", (128, 64), SECOND),
+    "physics-small": Row("physics", (256, 32), SECOND),
+}
+
+
+def _compiler(contender: str) -> Callable[[Any], Any]:
+    import torch
+
+    import aheadgrad
+
+    if contender == "eager":
+        return lambda fn: fn
+    if contender.startswith("torch"):
+        if contender.endswith("budget"):
+            settings: Any = importlib.import_module("torch._functorch.config")
+            settings.activation_memory_budget = 0.5
+        return lambda fn: torch.compile(fn)
+    options: dict[str, Any] = {"backend": "inductor"}
+    if contender == "reduce-overhead":
+        options["mode"] = contender
+    if contender.endswith("budget"):
+        options["memory_budget"] = 0.5
+    if contender == "tracing":
+        options["frontend"] = "trace"
+    return lambda fn: aheadgrad.compile(fn, **options)
+
+
+def measure(name: str, contender: str, steps: int) -> dict[str, Any]:
+    """In this process."""
+    import torch
+
+    from . import gpu_models
+
+    for module in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(module)
+    row = ROWS[name]
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    make = getattr(gpu_models, row.make)(*row.args)
+    torch.manual_seed(1)
+    step = make(_compiler(contender))
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    loss = float(step())
+    torch.cuda.synchronize()
+    cold = time.perf_counter() - start
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seen: list[float] = []
+    until = time.perf_counter() + 20
+    while len(seen) < steps and time.perf_counter() < until:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        seen.append(begin.elapsed_time(end))
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    return {"step_ms": median(seen), "peak_gib": peak, "cold_s": cold, "loss": loss}
+
+
+def _in_a_process(name: str, contender: str, steps: int, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as caches:
+        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=caches, TRITON_CACHE_DIR=f"{caches}/triton")
+        command = [sys.executable, "-m", "benchmarks.gpu", "--one", name, contender, "--steps", str(steps)]
+        try:
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=seconds, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"took more than {seconds:.0f} s"}
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr)
+        return {"error": (done.stderr.strip().splitlines() or ["?"])[-1][:200]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def about() -> dict[str, str]:
+    import torch
+
+    return {
+        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def text(results: dict[str, Any]) -> str:
+    """As a table in Markdown; ratios are to torch.compile, or to eager where that does not take part."""
+    lines = [" · ".join(f"{k} {v}" for k, v in results["about"].items()), ""]
+    lines += ["| row | contender | step ms | ratio | peak GiB | ratio | cold s | ratio | loss |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for name, row in results["rows"].items():
+        base = next((row[k] for k in ("torch", "eager") if "step_ms" in row.get(k, {})), None)
+        for contender, found in row.items():
+            if "error" in found:
+                lines.append(f"| {name} | {contender} | {found['error']} |" + " |" * 6)
+                continue
+            cells = []
+            for key in ("step_ms", "peak_gib", "cold_s"):
+                ratio = "" if base is None or not base[key] else f"{found[key] / base[key]:.2f}"
+                cells += [f"{found[key]:.3f}", ratio]
+            lines.append(f"| {name} | {contender} | {' | '.join(cells)} | {found['loss']:.5f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="row", help=", ".join(ROWS))
+    parser.add_argument("--contenders", nargs="*", default=None)
+    parser.add_argument("--limit", type=float, default=3600, help="seconds for all of it")
+    parser.add_argument("--each", type=float, default=240, help="seconds for one contender of a row")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--name", default="gpu", help="of the files that are written")
+    parser.add_argument("--one", nargs=2, metavar=("ROW", "CONTENDER"), help="measure here, print JSON")
+    args = parser.parse_args()
+    if args.one:
+        row, contender = args.one
+        print(json.dumps(measure(row, contender, args.steps)))
+        return 0
+    until = time.monotonic() + args.limit
+    args.out.mkdir(parents=True, exist_ok=True)
+    stored = args.out / f"{args.name}.json"
+    results: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {"rows": {}}
+    results["about"] = about()
+    for name in args.rows or ROWS:
+        for contender in args.contenders or ROWS[name].contenders:
+            left = until - time.monotonic()
+            if left < 30:
+                print(f"no time left for {name}, {contender}", flush=True)
+                continue
+            found = _in_a_process(name, contender, args.steps, min(left, args.each))
+            results["rows"].setdefault(name, {})[contender] = found
+            print(name, contender, found, flush=True)
+            stored.write_text(json.dumps(results, indent=1) + "\n")
+            stored.with_suffix(".md").write_text(text(results))
+    print(text(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

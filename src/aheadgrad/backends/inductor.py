@@ -1,0 +1,179 @@
+"""The Inductor backend: programs become fused C++ and Triton kernels.
+
+    aheadgrad.compile(model, backend="inductor", mode="reduce-overhead")
+
+A fusing backend rounds otherwise than eager does, as with `torch.compile`; random numbers are those of eager.
+The forward may lay out what it keeps for the backward as it likes: the strides that it reports are what the
+backward is compiled for. A program that Inductor cannot compile runs op by op, with a warning.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
+from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
+from aheadgrad.errors import FallbackWarning, InvalidOption, reason_of
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
+from aheadgrad.program.values import Value
+from aheadgrad.report.origins import stacklevel_of_user
+from aheadgrad.torchlayer import inductor
+from aheadgrad.torchlayer.autograd import keeps_graph
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.transforms import is_batched
+
+_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+@dataclass(frozen=True)
+class Inductor:
+    """`mode` as in `torch.compile`."""
+
+    mode: str = "default"
+
+    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut")
+
+    def __post_init__(self) -> None:
+        if self.mode not in inductor.MODES:
+            raise InvalidOption(f"mode={self.mode!r}: choose one of {', '.join(inductor.MODES)}.")
+
+    def __call__(self, request: Request) -> Executable:
+        program = request.program
+        if not program.ops:
+            return compile_eager(program)
+        if program.role != "backward":
+            made = self.compiled(request)
+            if self.mode in _CUDA_GRAPHS and request.shared.get("frontend") == "trace":
+                return Executable(_counted(made.call), made.strides)
+            return made
+        run = _Backward(self, request)
+        kept = any(isinstance(slot, Saved) for slot, _ in program.outputs)
+        return Executable(run, run.first().strides if kept else None)
+
+    def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
+        lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
+        try:
+            if lacking is not None:
+                raise RuntimeError(f"there is no {lacking}")
+            return self._by_inductor(request, donated)
+        except Exception as error:
+            _warn(request.role, reason_of(error))
+            return op_by_op(request)
+
+    def _by_inductor(self, request: Request, donated: tuple[int, ...]) -> Executable:
+        outputs = request.program.outputs
+        family = request.shared.setdefault("family", inductor.Family())
+        request = replace(request, mode=family.mode_like(request.mode), program=_named(request, donated))
+        _leave_out_inputs(request)
+        visible = [
+            i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
+        ]
+        made, strides = inductor.compile_graph(
+            request.module,
+            request.example_inputs(),
+            family,
+            self.mode,
+            role=request.role,
+            static=_static(request),
+            donated=donated,
+            visible=visible,
+        )
+        updated = request.shared.setdefault("updated", set())
+        updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
+        return Executable(lambda args: list(made(args)), strides)
+
+
+def _counted(run: Boxed) -> Boxed:
+    def call(args: list[Any]) -> list[Any]:
+        inductor.next_call()
+        return run(args)
+
+    return call
+
+
+def _named(request: Request, donated: tuple[int, ...]) -> Program:
+    """Names tell which inputs are given away: Inductor's cache knows graphs by their text alone."""
+    inputs = list(request.program.inputs)
+    for i in donated:
+        inputs[i] = replace(inputs[i], name=f"donated_{inputs[i].name}")
+    return replace(request.program, inputs=tuple(inputs)) if donated else request.program
+
+
+def _leave_out_inputs(request: Request) -> None:
+    """Inputs that are kept for the backward are kept as they are: Inductor would make copies of them."""
+    output = request.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    for i, (slot, value) in enumerate(request.program.outputs):
+        if isinstance(slot, Saved) and type(value) is Value and value.op is None:
+            results[i] = None
+    output.args = (tuple(results),)
+
+
+class _Backward:
+    """A backward as it is called.
+
+    Tangents that come in another layout than the program is made for are copied; so are inputs of the call
+    that it updated, and which now stand for their new values. Memory is given away if the graph is not kept.
+    """
+
+    def __init__(self, backend: Inductor, request: Request) -> None:
+        self.backend, self.request = backend, request
+        updated = request.shared.get("updated", ())
+        inputs = [(i, p) for i, p in enumerate(request.program.inputs) if type(p.value) is Value]
+        loose = [(i, p.value) for i, p in inputs if isinstance(p.slot, Tangent) or p.value in updated]
+        fixed = ((i, v.type.stride) for i, v in loose)
+        self.loose = [(i, s if all(type(n) is int for n in s) else None) for i, s in fixed]
+        self.donated = request.donated
+        self.made: dict[bool, Boxed] = {}
+        self.plain: Boxed | None = None
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        for i, strides in self.loose:
+            t = args[i]
+            if is_batched(t):
+                return self._op_by_op(args)
+            if strides is not None and t.stride() != strides:
+                args[i] = laid_out(t, strides)
+        kept = not self.donated or keeps_graph()
+        run = self.made.get(kept)
+        return self._find(kept)(args) if run is None else run(args)
+
+    def first(self) -> Executable:
+        """Compiled now, for those who have to know how its results are laid out."""
+        made = self.backend.compiled(self.request)
+        self.donated, self.made[True] = (), made.call
+        return made
+
+    def _find(self, kept: bool) -> Boxed:
+        with RECORDING:
+            if kept not in self.made:
+                made = self.backend.compiled(self.request, () if kept else self.donated)
+                self.made[kept] = made.call
+            return self.made[kept]
+
+    def _op_by_op(self, args: list[Any]) -> list[Any]:
+        """For `is_grads_batched=True`, where ops know what to do with batches."""
+        if self.plain is None:
+            self.plain = op_by_op(self.request).call
+        return self.plain(args)
+
+
+def _static(request: Request) -> list[int]:
+    """Inputs that stay where they are: parameters, and for CUDA graphs what the forward kept."""
+    if request.role != "backward":
+        return list(request.static)
+    return [i for i, p in enumerate(request.program.inputs) if isinstance(p.slot, Saved)]
+
+
+def _devices(program: Program) -> list[str]:
+    values = [p.value for p in program.inputs if type(p.value) is Value]
+    values += [v for op in program.ops for v in op.values]
+    return sorted({v.type.device.type for v in values})
+
+
+def _warn(role: str, reason: str) -> None:
+    text = f"Inductor cannot compile this {role} ({reason}); it runs op by op."
+    warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())

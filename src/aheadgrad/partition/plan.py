@@ -1,0 +1,62 @@
+"""From what is asked for (less memory, a budget) to the values that are saved, each with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aheadgrad.options import Options
+from aheadgrad.partition.budget import within
+from aheadgrad.partition.min_cut import Cut, Network, Rules
+from aheadgrad.partition.peak import peak_of_backward
+from aheadgrad.partition.table import Table
+from aheadgrad.program.slots import Slot, Tangent
+from aheadgrad.program.values import Port, Value
+from aheadgrad.torchlayer.costs import Kind
+from aheadgrad.torchlayer.subclasses import values_of
+
+_STRICT = Rules()
+_LESS = (Rules(Kind.SWEEPS, for_kernels=True), Rules(Kind.SWEEPS, for_kernels=True, across=0), _STRICT)
+_ANYTHING = Rules(Kind.RANDOM, for_kernels=True, across=1 << 30)
+
+
+@dataclass(frozen=True)
+class Demands:
+    """`cuts`: values may be computed again; with `less` also such as kernels read; `budget` is the part of
+    what is saved otherwise that may be saved at most. `once`: for one backward, and no other."""
+
+    cuts: bool = False
+    less: bool = False
+    budget: float | None = None
+    once: bool = False
+
+
+DEFAULT = Demands()
+
+
+def demands_of(options: Options) -> Demands:
+    if options.partition != "min_cut":
+        return DEFAULT
+    return Demands(True, options.memory == "less", options.memory_budget)
+
+
+def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
+    """The values to save, each with the reason why it is not computed again."""
+    rules = _LESS if demands.less else (_STRICT,)
+    candidates = [Network(table, r).solve() for r in rules]
+    cut = candidates[0]
+    if len(candidates) > 1:
+        cut = min(candidates, key=lambda found: (simulated_peak(table, found), found.bytes))
+    if demands.budget is not None and demands.budget < 1:
+        cut = within(Network(table, _ANYTHING), demands.budget * cut.bytes)
+    return {v: table.why_kept(v.op) for v in cut.saved if v.op is not None}
+
+
+def simulated_peak(table: Table, cut: Cut) -> int:
+    """The memory that the backward takes at its worst moment with this cut."""
+    inputs = {v for op in table.ops for v in op.uses if v.op is None and v not in table.tangents}
+    ports = [Port(Slot(), v, f"saved_{k}") for k, v in enumerate((*cut.saved, *inputs))]
+    ports += [Port(Tangent(Slot()), v, f"tangent_{k}") for k, v in enumerate(table.tangents)]
+    results = [(Slot(), v) for g in table.gradients.grads for v in values_of(g) if type(v) is Value]
+    program = table.cutter.cut("backward", ports, results, {table.gradients.phase}, late=True)
+    return peak_of_backward(program, (*cut.saved, *table.tangents))

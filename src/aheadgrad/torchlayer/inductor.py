@@ -1,0 +1,216 @@
+"""Inductor behind one door: what it can do here, its decompositions and passes, its inner compile.
+
+Loading it takes seconds, so everything is imported when it is first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
+
+
+@functools.cache
+def missing(device: str) -> str | None:
+    """What Inductor needs on a kind of device and does not find; None if it can run."""
+    if device == "cpu":
+        return _missing_compiler()
+    if device == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton"
+    return None if device in ("xpu", "mps") else f"support for {device}"
+
+
+def _missing_compiler() -> str | None:
+    from torch._inductor import config, exc
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    try:
+        found = get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "a C++ compiler"
+    known = shutil.which(found) is not None or config.is_fbcode()
+    return None if known else "a C++ compiler"
+
+
+@functools.cache
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Those that Inductor wants made before a graph comes to it."""
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(_EXACT_RANDOM):
+        return dict(select_decomp_table())
+
+
+@functools.cache
+def _of_mode(mode: str) -> dict[str, Any]:
+    from torch._inductor import list_mode_options
+
+    return dict(list_mode_options(mode))
+
+
+@contextmanager
+def _configured(mode: str, *, for_cpu: bool) -> Iterator[None]:
+    """With the settings that a mode means. Random numbers are drawn as eager draws them."""
+    from torch._inductor import config
+
+    settings = {**_of_mode(mode), **_EXACT_RANDOM}
+    if config.post_grad_custom_pre_pass is None:
+        settings["post_grad_custom_pre_pass"] = _simplify()
+    if for_cpu and config.cpp.vec_isa_ok is None and _all_instructions_work():
+        settings["cpp.vec_isa_ok"] = True
+    with config.patch(settings):
+        yield
+
+
+@functools.cache
+def _simplify() -> Any:
+    """Inductor's simplifications of a graph that is not split yet, as a step of its compile: it is not taken
+    where a compiled graph is found in the cache."""
+    from torch._inductor import config
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
+
+    takes_device = "input_device" in inspect.signature(joint_graph_passes).parameters
+
+    class Simplify(CustomGraphPass):
+        def __call__(self, graph: fx.Graph) -> None:
+            module: Any = graph.owning_module
+            device = next((v.device for v in _fakes(module)), torch.device("cpu"))
+            given: Any = (device,) if takes_device else ()
+            with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
+                lazy_init(*given)
+            joint_graph_passes(module, *given)
+
+        def uuid(self) -> str:
+            return "aheadgrad: joint graph passes"
+
+    return Simplify()
+
+
+@functools.cache
+def _all_instructions_work() -> bool:
+    """Whether all vector instructions that this processor names can be used: Inductor tries each of them in a
+    process of its own. What it found is kept beside its compiled code."""
+    from torch._inductor.codecache import cache_dir
+    from torch._inductor.cpu_vec_isa import supported_vec_isa_list, valid_vec_isa_list, x86_isa_checker
+
+    if sys.platform != "linux" or platform.machine() != "x86_64" or missing("cpu") is not None:
+        return False
+    known = x86_isa_checker()
+    named = [str(isa) for isa in supported_vec_isa_list if all(flag in known for flag in str(isa).split())]
+    note = Path(cache_dir()) / f"aheadgrad-isa-{torch.__version__}-{'-'.join(sorted(known))[:100]}"
+    if note.exists():
+        return True
+    if named != [str(isa) for isa in valid_vec_isa_list()]:
+        return False
+    with suppress(OSError):
+        note.touch()
+    return True
+
+
+@dataclass(eq=False)
+class Family:
+    """The graphs of one call: its forward, and the backwards that follow. CUDA graphs want to know."""
+
+    number: int | None = None
+    boxes: dict[str, Any] = field(default_factory=dict)
+    mode: FakeTensorMode | None = None
+
+    def mode_like(self, mode: FakeTensorMode | None) -> FakeTensorMode:
+        """One that knows of symbols, though there may be none: Inductor's cache asks for that."""
+        if mode is not None and mode.shape_env is not None:
+            return mode
+        if self.mode is None:
+            self.mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        return self.mode
+
+    def arguments(self) -> dict[str, Any]:
+        from torch._inductor import config
+        from torch._inductor.compile_fx import BoxedBool, BoxedDeviceIndex, _graph_counter
+
+        if self.number is None:
+            self.number = next(_graph_counter)
+            self.boxes = {
+                "cudagraphs": BoxedBool(config.triton.cudagraphs),
+                "boxed_forward_device_index": BoxedDeviceIndex(None),
+            }
+        return {"graph_id": self.number, **self.boxes}
+
+
+def next_call() -> None:
+    """A new call begins: CUDA graphs may reuse the memory of the results of the one before. (Dynamo counts
+    calls itself.)"""
+    from torch._dynamo.mutation_guard import GenerationTracker
+
+    GenerationTracker.generation += 1
+
+
+def compile_graph(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    family: Family,
+    mode: str,
+    *,
+    role: str,
+    static: Sequence[int],
+    donated: Sequence[int],
+    visible: Sequence[int],
+) -> tuple[Callable[[list[Any]], Any], tuple[Any, ...] | None]:
+    """A callable that takes its arguments in a list, and the strides of its results.
+
+    `visible`: results whose strides have to be as the graph says. `donated`: inputs whose memory may be used
+    for something else.
+    """
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    output = module.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(visible)
+    context = TracingContext(mode_of(list(inputs)))
+    context.output_strides = []
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
+    for_cpu = all(v.device.type == "cpu" for v in _fakes(module))
+    with _configured(mode, for_cpu=for_cpu), _quietly(), tracing(context):
+        made = compile_fx_inner(
+            module,
+            list(inputs),
+            static_input_idxs=list(static),
+            is_backward=role == "backward",
+            is_inference=role == "inference",
+            **family.arguments(),
+        )
+    strides = context.output_strides
+    return made, tuple(strides) if strides else None
+
+
+def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
+    vals = (node.meta.get("val") for node in module.graph.nodes)
+    return (v for v in vals if isinstance(v, Tensor))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what surrounds the call: autocast, grad mode, inference mode."""
+    autocast = torch._C._DisableAutocast()
+    with torch.inference_mode(False), torch.no_grad(), autocast:
+        yield

@@ -1,0 +1,188 @@
+"""The Inductor backend: as near to eager as torch.compile, at any order; all that is around it is exact."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import aheadgrad
+from aheadgrad.errors import InvalidOption
+from aheadgrad.torchlayer.inductor import missing
+
+pytestmark = [
+    pytest.mark.skipif(missing("cpu") is not None, reason="needs a C++ compiler"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning"),
+]
+
+
+def fast(fn: Any, **options: Any) -> Any:
+    options = {"frontend": "trace", "fallback": "error", **options}
+    return aheadgrad.compile(fn, backend="inductor", **options)
+
+
+def same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 16), nn.Linear(16, 3)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(F.gelu(self.norm(self.first(x))), 0.3, self.training)
+        return self.last(h)
+
+
+def gradients(model: Callable[..., Tensor], weights: list[Tensor], x: Tensor) -> list[Tensor]:
+    torch.manual_seed(5)
+    out = model(x)
+    first = torch.autograd.grad(out.square().sum(), [x, *weights], create_graph=True)
+    second = torch.autograd.grad(first[0].square().sum() + out.sum(), [x, *weights], allow_unused=True)
+    return [out, *first, *(g for g in second if g is not None)]
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
+def test_values_and_gradients_of_two_orders_with_the_random_numbers_of_eager(frontend: str) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    x = torch.randn(5, 6, requires_grad=True)
+    compiled = fast(net, frontend=frontend)
+    for _ in range(2):
+        same(gradients(compiled, list(net.parameters()), x), gradients(net, list(net.parameters()), x))
+
+
+def test_a_convolution_net_trains_as_in_eager() -> None:
+    """The forward lays out what it keeps as it likes; BatchNorm's buffers are updated."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 8, 3, padding=1)
+    net = nn.Sequential(
+        conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(144, 2)
+    )
+    other = copy.deepcopy(net)
+    compiled = fast(net)
+    for i in range(2):
+        x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(i))
+        for model, run in ((net, compiled), (other, other)):
+            model.zero_grad()
+            run(x).square().mean().backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 * p.grad
+    same(net.state_dict(), other.state_dict())
+
+
+def test_updates_views_and_aliases_are_those_of_eager() -> None:
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x.mul_(2).add_(y)
+        z = (x @ y).relu()
+        return z.t(), z[0], x
+
+    def run(fn: Any) -> Any:
+        x, y = torch.ones(3, 3), torch.arange(9.0).view(3, 3).requires_grad_()
+        t, row, back = fn(x, y)
+        assert back is x
+        assert t._base is not None and t._base is row._base
+        (t.sum() + row.prod()).backward()
+        return t, row, back, y.grad
+
+    same(run(fast(fn)), run(fn))
+
+
+def test_tangents_of_any_layout_are_taken() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.sin(x) * x
+
+    compiled = fast(fn)
+    x = torch.randn(4, 6, requires_grad=True)
+    tangents = [
+        torch.randn(4, 6),
+        torch.randn(6, 4).t(),
+        torch.ones(1, 1).expand(4, 6),
+        torch.randn(8, 6)[::2],
+    ]
+    for t in tangents:
+        same(torch.autograd.grad(compiled(x), x, t), torch.autograd.grad(fn(x), x, t))
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
+def test_sizes_that_change_are_symbols(frontend: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    compiled = fast(net, dynamic=True, frontend=frontend)
+    for n in (3, 7, 12):
+        x = torch.randn(n, 4, requires_grad=True)
+        same(gradients(compiled, [], x), gradients(net, [], x))
+    assert len(compiled.entries) == 1
+
+
+def test_a_graph_that_is_kept_can_be_gone_through_again() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        h = torch.tanh(x * y)
+        return h * h.exp()
+
+    x, y = (torch.randn(5, 5, requires_grad=True) for _ in range(2))
+    out = fast(fn)(x, y).sum()
+    expected = torch.autograd.grad(fn(x, y).sum(), (x, y))
+    same(torch.autograd.grad(out, (x, y), retain_graph=True), expected)
+    same(torch.autograd.grad(out, (x, y)), expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+def test_batched_tangents() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.sin(x) * x.sum()
+
+    x, eye = torch.randn(3, requires_grad=True), torch.eye(3)
+    ours, theirs = (torch.autograd.grad(f(x), x, eye, is_grads_batched=True) for f in (fast(fn), fn))
+    same(ours, theirs)
+
+
+def test_inference_and_some_of_the_gradients() -> None:
+    net = Net().eval()
+    compiled = fast(net)
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        same(compiled(x), net(x))
+    weights = list(net.parameters())[:1]
+    same(torch.autograd.grad(compiled(x).sum(), weights), torch.autograd.grad(net(x).sum(), weights))
+
+
+def test_what_inductor_cannot_compile_runs_op_by_op() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.to_sparse().to_dense() * x
+
+    x = torch.randn(3, 3, requires_grad=True)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out = fast(fn, fallback="warn", frontend="trace")(x)
+    same(out, fn(x))
+    assert seen
+
+
+def test_modes_are_checked() -> None:
+    with pytest.raises(InvalidOption, match="reduce-overhead"):
+        aheadgrad.compile(torch.sin, backend="inductor", mode="fastest")
+    with pytest.raises(InvalidOption, match="inductor"):
+        aheadgrad.compile(torch.sin, backend="eager", mode="reduce-overhead")
+
+
+def test_behind_torch_compile_with_graph_breaks_and_modes() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = torch.sin(x) * 2
+        print(end="")
+        return y.cos() + x
+
+    options = {"backend": "inductor"}
+    compiled = torch.compile(fn, backend="aheadgrad", options=options)
+    x = torch.randn(6, requires_grad=True)
+    same(compiled(x), fn(x))
+    same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
