@@ -81,7 +81,7 @@ def link(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[
 
 def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
     """As `link`, where the call changes the shape of inputs: links are as large as their history says."""
-    links = [_link(t, size_in_history(t)) for t in inputs if not t.is_leaf]
+    links = [_link(t, tuple(size_in_history(t))) for t in inputs if not t.is_leaf]
     return _returned(ctx, outs, saved, links)
 
 
