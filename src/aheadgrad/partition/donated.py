@@ -23,7 +23,8 @@ def donated(joint: Joint, parts: Split) -> frozenset[Value]:
     tape = joint.tape
     saved = [s.value for kept in parts.saved for s in kept.tensors]
     held = Counter(map(tape.view_source, saved))
-    held.update(tape.view_source(value) for _, value in opened((e.slot, e.value) for e in joint.leaving))
+    leaving = (value for _, value in opened((e.slot, e.value) for e in joint.leaving))
+    held.update(tape.view_source(value) for value in leaving if type(value) is Value)
     found = set()
     for value in saved:
         op = tape.of(value)
