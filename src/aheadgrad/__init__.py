@@ -9,17 +9,23 @@ from aheadgrad.api import capture, compile
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
+from aheadgrad.options import Policy, recompute, save
+from aheadgrad.report.memory import MemoryReport
 from aheadgrad.report.text import Captured
 
 __version__ = "0.1.0"
 __all__ = [
     "Captured",
     "CompiledFunction",
+    "MemoryReport",
     "Miss",
+    "Policy",
     "__version__",
     "capture",
     "compile",
     "errors",
     "explain_misses",
+    "recompute",
     "register_backend",
+    "save",
 ]

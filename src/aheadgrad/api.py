@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -16,7 +16,7 @@ from aheadgrad.frontends.dynamo import DynamoFunction
 from aheadgrad.frontends.function import flatten, make_call, parameter_names
 from aheadgrad.frontends.state import holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
-from aheadgrad.options import Options
+from aheadgrad.options import Options, Policy
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import Captured
 from aheadgrad.torchlayer.transforms import without_functionalize
@@ -32,6 +32,7 @@ def compile(
     partition: Any = "default",
     memory: Any = "usual",
     memory_budget: float | None = None,
+    policies: Sequence[Policy] = (),
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     dynamic: bool | None = None,
     fallback: Any = "warn",
@@ -68,6 +69,7 @@ def compile(
         partition=partition,
         memory=memory,
         memory_budget=memory_budget,
+        policies=tuple(policies),
         decompositions=dict(decompositions or {}),
         dynamic=dynamic,
         fallback=fallback,

@@ -32,7 +32,7 @@ from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
-from aheadgrad.partition.graphs import default_partition
+from aheadgrad.partition.graphs import default_partition, min_cut_rematerialization_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.scripting import scripted
@@ -52,6 +52,7 @@ __all__ = [
     "make_boxed_compiler",
     "make_boxed_func",
     "memory_efficient_fusion",
+    "min_cut_rematerialization_partition",
     "nop",
     "print_compile",
     "ts_compile",
@@ -166,10 +167,10 @@ def _options(
     *,
     dynamic: bool = False,
 ) -> Options:
-    own = partition_fn is None or partition_fn is default_partition
+    own = {None: "default", default_partition: "default", min_cut_rematerialization_partition: "min_cut"}
     return Options(
         backend=compilers,
-        partition="default" if own else partition_fn,
+        partition=own.get(partition_fn, partition_fn),
         decompositions=dict(decompositions or {}),
         dynamic=dynamic,
         backward_autocast="same_as_forward",

@@ -12,6 +12,31 @@ _OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries", "layouts")  
 
 
 @dataclass(frozen=True)
+class Policy:
+    """A wish about what is saved for the backward: ops that are all of `op` (an overload, or all of a name:
+    `torch.ops.aten.mm`), `name` (of the value, as programs print it) and `region` (the path of a module, the
+    function or `file:line`), with `*` for anything. `must=False` leaves it to the partition in the end."""
+
+    saves: bool
+    op: Any = None
+    name: str | None = None
+    region: str | None = None
+    must: bool = True
+
+
+def save(*, op: Any = None, name: str | None = None, region: str | None = None, must: bool = True) -> Policy:
+    """These values are saved if the backward needs them, and never computed again."""
+    return Policy(True, op, name, region, must)
+
+
+def recompute(
+    *, op: Any = None, name: str | None = None, region: str | None = None, must: bool = True
+) -> Policy:
+    """These values are not saved but computed again when the backward needs them."""
+    return Policy(False, op, name, region, must)
+
+
+@dataclass(frozen=True)
 class Options:
     """What `compile` was asked for.
 
@@ -34,6 +59,7 @@ class Options:
     partition: Any = "default"
     memory: Literal["usual", "less"] = "usual"
     memory_budget: float | None = None
+    policies: tuple[Policy, ...] = ()
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     dynamic: bool | None = None
     fallback: Literal["warn", "error"] = "warn"
@@ -62,8 +88,16 @@ class Options:
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise InvalidOption(f"memory_budget={budget!r}: choose a number from 0 to 1, or None.")
+        object.__setattr__(self, "policies", tuple(self.policies))
+        for policy in self.policies:
+            if not isinstance(policy, Policy):
+                raise InvalidOption(
+                    f"policies={self.policies!r}: give what aheadgrad.save(...) and aheadgrad.recompute(...) "
+                    f"return, not {policy!r}."
+                )
+        asks = self.memory != "usual" or budget is not None or bool(self.policies)
         if callable(self.partition):
-            if self.memory != "usual" or budget is not None:
+            if asks:
                 raise InvalidOption(
                     'memory= and memory_budget= are for partition="min_cut", not for a function.'
                 )
@@ -72,7 +106,7 @@ class Options:
             raise InvalidOption(
                 f'partition={self.partition!r}: choose "default", "min_cut" or a partition function.'
             )
-        elif self.memory != "usual" or budget is not None:
+        elif asks:
             object.__setattr__(self, "partition", "min_cut")
 
     @classmethod

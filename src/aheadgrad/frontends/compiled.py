@@ -23,6 +23,7 @@ from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
 from aheadgrad.frontends.misses import what_keeps_changing
 from aheadgrad.options import Options
 from aheadgrad.recording.lift import Lift
+from aheadgrad.report.memory import MemoryReport, memory_report
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.text import explain_entry, summary
 from aheadgrad.torchlayer.dispatch import active_function_modes, dual_level, function_modes, transform_level
@@ -100,6 +101,10 @@ class CompiledFunction:
         if not self.entries:
             return "Nothing is compiled yet: call the function first."
         return "\n\n".join(explain_entry(i, e.entry) for i, e in enumerate(self.entries))
+
+    def memory(self) -> list[MemoryReport]:
+        """What each entry saves for its backward, and why; what it computes again."""
+        return [memory_report(e.entry.joint, e.entry.split) for e in self.entries]
 
     def note_uncompiled(self, reason: str = FULL) -> None:
         """Before something runs uncompiled: counted, and said once; or an error, if that was asked for."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aheadgrad.joint.level import Component, Gradients
+from aheadgrad.options import Policy
 from aheadgrad.partition.plan import DEFAULT, Demands, plan
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.partition.table import Table
@@ -31,7 +32,7 @@ Used = dict[Value, str]
 """Values that a backward takes, each with what uses it there."""
 
 
-def choose(
+def make_table(
     cutter: Cutter,
     inputs: Sequence[Port],
     leaving: Iterable[Any],
@@ -39,27 +40,35 @@ def choose(
     changed: Iterable[Value] = (),
     *,
     moves: bool,
-    demands: Demands = DEFAULT,
+    once: bool = False,
     seen: Collection[Value] = (),
-) -> SavedSet:
-    """What the forward keeps for one backward. `changed` are inputs that the call overwrites.
+    policies: tuple[Policy, ...] = (),
+) -> Table:
+    """What there is to choose from. `changed` are inputs that the call overwrites, `seen` inputs and outputs
+    that eager does not save.
 
     `moves`: ops whose results only the backward uses move there, as in torch's default partition; otherwise
-    they run where eager runs them. `seen` are inputs and outputs that eager does not save.
+    they run where eager runs them.
     """
-    tape = cutter.tape
     given = {p.value for p in inputs if type(p.value) is Value}
     here, fixed = _in_forward(cutter, leaving, given, set(changed), moves=moves)
+    return Table(cutter, gradients, here, fixed, once, seen, policies)
+
+
+def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> SavedSet:
+    """What the forward keeps for one backward."""
+    cutter, gradients, here = table.cutter, table.gradients, table.ahead
+    tape = cutter.tape
+    given = {p.value for p in inputs if type(p.value) is Value}
     as_numbers = {s for s, by in tape.makers.items() if any(tape.ops[i].phase == "forward" for i in by)}
     reasons: Mapping[Value, str] = {}
     runs: set[int] = set()
-    table = Table(cutter, gradients, here, fixed, demands.once, seen)
     if demands is not DEFAULT:
         reasons = plan(table, demands)
         used, runs = walk_backward(cutter, gradients, (), as_numbers, reasons, higher=True)
     elif tape.has_regions:
-        here -= table.again
-        used, runs = walk_backward(cutter, gradients, here, as_numbers, table.outside, higher=True)
+        kept = set(here) - table.again
+        used, runs = walk_backward(cutter, gradients, kept, as_numbers, table.outside, higher=True)
     else:
         used, _ = walk_backward(cutter, gradients, here, as_numbers)
         for value in kept_by_eager(tape, gradients.component, used):

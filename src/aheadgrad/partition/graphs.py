@@ -5,14 +5,13 @@ The same rule as for programs (`choose`), behind a door: the graph is read, spli
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.options import Options
-from aheadgrad.partition.choose import choose
+from aheadgrad.partition.choose import choose, make_table
 from aheadgrad.partition.plan import DEFAULT, Demands, demands_of
 from aheadgrad.program.cut import Cutter
 from aheadgrad.program.doors import GraphReader, example_inputs, module_of
@@ -46,7 +45,7 @@ def min_cut_rematerialization_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Splits a joint graph so that little is saved: cheap values are computed again in the backward."""
     options = Options(partition="min_cut", memory=memory, memory_budget=memory_budget)  # type: ignore[arg-type]
-    return _partition(joint_module, num_fwd_outputs, replace(demands_of(options), once=True))
+    return _partition(joint_module, num_fwd_outputs, demands_of(options))
 
 
 def _partition(
@@ -62,7 +61,8 @@ def _partition(
     cutter = Cutter(tape)
     known = tuple(p.value for p in tangents)
     gradients = Gradients(Component(0, (), (), ()), known, tuple(grads), "backward 1", True)
-    saved = choose(cutter, primals, outputs, gradients, changed, moves=True, demands=demands)
+    table = make_table(cutter, primals, outputs, gradients, changed, moves=True, once=True)
+    saved = choose(table, primals, demands)
     leaving = [*((Slot(), v) for v in outputs), *saved.outputs]
     ahead = cutter.cut("forward", primals, leaving, {"forward", "write"})
     behind = cutter.cut(

@@ -85,8 +85,15 @@ class Network:
         kind, rules = self.table.kinds[i], self.rules
         if i in self.table.again:
             return True
+        wish = self.table.wishes.get(i)
         if self.table.ops[i].region is not None and i in self.table.ahead:
             return kind is Kind.VIEW
+        if wish is not None:
+            return (
+                not wish.saves and kind is not Kind.NEVER
+                if wish.must or not wish.saves
+                else kind <= rules.kind
+            )
         if not self.table.avoided.isdisjoint(self.table.reads(self.table.ops[i])):
             return False
         if i not in self.table.ahead:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aheadgrad.options import Options
@@ -23,12 +23,11 @@ _ANYTHING = Rules(Kind.RANDOM, for_kernels=True, across=1 << 30)
 @dataclass(frozen=True)
 class Demands:
     """`cuts`: values may be computed again; with `less` also such as kernels read; `budget` is the part of
-    what is saved otherwise that may be saved at most. `once`: for one backward, and no other."""
+    what is saved otherwise that may be saved at most."""
 
     cuts: bool = False
     less: bool = False
     budget: float | None = None
-    once: bool = False
 
 
 DEFAULT = Demands()
@@ -50,6 +49,16 @@ def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
     if demands.budget is not None and demands.budget < 1:
         cut = within(Network(table, _ANYTHING), demands.budget * cut.bytes)
     return {v: table.why_kept(v.op) for v in cut.saved if v.op is not None}
+
+
+def curve(table: Table, budgets: Iterable[float]) -> list[tuple[int, int]]:
+    """For each budget, the bytes that are saved and the operations of matrix ops that are done again."""
+    found = []
+    whole, anything = Network(table, _STRICT).solve(), Network(table, _ANYTHING)
+    for budget in budgets:
+        cut = whole if budget >= 1 else within(anything, budget * whole.bytes)
+        found.append((cut.bytes, sum(table.flops(i) for i in cut.again if i in table.ahead)))
+    return found
 
 
 def simulated_peak(table: Table, cut: Cut) -> int:

@@ -10,10 +10,11 @@ from typing import Any
 
 from aheadgrad.errors import FallbackError, InvalidProgram
 from aheadgrad.joint.level import Gradients, Joint, Level
-from aheadgrad.partition.choose import choose, providers
+from aheadgrad.partition.choose import choose, make_table, providers
 from aheadgrad.partition.custom import split_with
 from aheadgrad.partition.plan import DEFAULT, demands_of
 from aheadgrad.partition.saved import SavedSet, SavedValue, Split
+from aheadgrad.partition.table import Table
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Sizes, same_views
 from aheadgrad.program.opened import opened
@@ -42,11 +43,25 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
 
 
 def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
+    demands = demands_of(joint.options)
+    plain = demands is DEFAULT and not joint.tape.has_regions
+    return choose(table_of(joint, gradients, plain=plain), joint.ports(), demands)
+
+
+def table_of(joint: Joint, gradients: Gradients, *, plain: bool = False) -> Table:
+    """What there is to choose from for one backward. `plain`: nothing will be computed again."""
     leaving = [v for e in joint.leaving for v in values_of(e.value)]
-    moves, demands = joint.options.one_node, demands_of(joint.options)
-    changed = joint.changed if demands is DEFAULT else joint.changed | joint.reshaped
-    given = joint.cutter(), joint.ports(), leaving, gradients, changed
-    return choose(*given, moves=moves, demands=demands, seen=_seen(joint, gradients))
+    changed = joint.changed if plain else joint.changed | joint.reshaped
+    return make_table(
+        joint.cutter(),
+        joint.ports(),
+        leaving,
+        gradients,
+        changed,
+        moves=joint.options.one_node,
+        seen=() if plain else _seen(joint, gradients),
+        policies=joint.options.policies,
+    )
 
 
 def _seen(joint: Joint, gradients: Gradients) -> set[Value]:

@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import Any
 
 from aheadgrad.joint.level import Gradients
+from aheadgrad.options import Policy
+from aheadgrad.partition.policies import wish_for
 from aheadgrad.program.cut import Cutter
-from aheadgrad.program.values import Op, Value, map_leaves
+from aheadgrad.program.values import Op, Region, Value, map_leaves
 from aheadgrad.torchlayer.costs import Kind, flops_of, kind_of
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
@@ -32,6 +34,7 @@ class Table:
     fixed: Collection[int] = ()
     once: bool = False
     seen: Collection[Value] = ()
+    policies: tuple[Policy, ...] = ()
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -79,8 +82,18 @@ class Table:
     @cached_property
     def again(self) -> set[int]:
         """The ops that their author wants to run again."""
-        regions = ((i, op) for i, op in enumerate(self.ops) if op.region and op.phase == "forward")
-        return {i for i, op in regions if not op.region.saves and self.kinds[i] is not Kind.NEVER}  # type: ignore[union-attr]
+        regions = ((i, op.region) for i, op in enumerate(self.ops) if op.region and op.phase == "forward")
+        found = {i for i, region in regions if not region.saves}
+        found |= {i for i, wish in self.wishes.items() if wish.must and not wish.saves}
+        return {i for i in found if self.kinds[i] is not Kind.NEVER}
+
+    @cached_property
+    def wishes(self) -> dict[int, Policy]:
+        """The policies of the user's, by op."""
+        if not self.policies:
+            return {}
+        found = {i: wish_for(op, self.policies) for i, op in enumerate(self.ops)}
+        return {i: wish for i, wish in found.items() if wish is not None}
 
     @cached_property
     def outside(self) -> set[Value]:
@@ -90,7 +103,7 @@ class Table:
             if op.phase != self.gradients.phase and i not in self.again:
                 continue
             for root in self.reads(op):
-                if root.op in self.again and _other_region(self.ops[root.op], op):
+                if root.op in self.again and _other_region(self.ops[root.op].region, op.region):
                     found.add(root)
         return found
 
@@ -146,12 +159,13 @@ class Table:
 
     def why_kept(self, i: int) -> str:
         """Why the results of an op are not computed again."""
+        if i in self.wishes and self.wishes[i].saves:
+            return "a policy saves it"
         return _REASONS.get(self.kinds[i], "less to keep than to compute again")
 
 
-def _other_region(made: Op, used: Op) -> bool:
-    assert made.region is not None
-    return used.region is None or used.region.number != made.region.number
+def _other_region(made: Region | None, used: Region | None) -> bool:
+    return made is not None and (used is None or used.number != made.number)
 
 
 def _size(leaf: Any) -> Any:

@@ -8,10 +8,13 @@ from typing import Any, Protocol
 from aheadgrad.facts.facts import Facts
 from aheadgrad.joint.level import Joint
 from aheadgrad.partition.saved import Split
+from aheadgrad.partition.split import split
 from aheadgrad.program.program import Program
-from aheadgrad.program.show import type_text
 from aheadgrad.program.slots import Signature
 from aheadgrad.report.journal import Journal
+from aheadgrad.report.memory import MemoryReport, memory_report
+
+_BUDGETS = (1.0, 0.75, 0.5, 0.25, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,11 @@ class Captured:
 
     def explain(self) -> str:
         """The joint program, what was found about inputs and outputs, the time of each stage."""
-        return explain_joint(self.joint, self.journal)
+        return f"{explain_joint(self.joint, self.journal)}\n\n{self.memory()}"
+
+    def memory(self) -> MemoryReport:
+        """What the default partition would save, and what budgets would change."""
+        return memory_report(self.joint, split(self.joint), budgets=_BUDGETS)
 
     def __str__(self) -> str:
         return str(self.program)
@@ -66,13 +73,8 @@ def explain_joint(joint: Joint, journal: Journal) -> str:
 
 
 def explain_entry(number: int, entry: Compiled) -> str:
-    saved = entry.split.all_saved
-    lines = [f"entry {number}", explain_joint(entry.joint, entry.journal), "", "saved for backward:"]
-    for s in saved.tensors:
-        lines.append(f"  {s.name}: {type_text(s.value)}, {s.value.type.bytes} bytes, {s.reason}")
-    lines += [f"  {name}: a size" for name, _ in saved.sizes]
-    lines.append(f"  together {sum(s.value.type.bytes for s in saved.tensors)} bytes")
-    return "\n".join(lines)
+    memory = memory_report(entry.joint, entry.split, budgets=_BUDGETS if entry.split.backwards else ())
+    return "\n".join([f"entry {number}", explain_joint(entry.joint, entry.journal), "", str(memory)])
 
 
 def summary(entry: Compiled) -> str:

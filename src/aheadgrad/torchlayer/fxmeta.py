@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,13 @@ def current_node_meta() -> dict[str, Any] | None:
         return None
     meta = fx_traceback.get_current_meta()
     return {k: meta[k] for k in _KEEP if k in meta} or None
+
+
+def module_paths(meta: Mapping[str, Any] | None) -> list[str]:
+    """The paths of the modules that a node belongs to, from the outermost inwards."""
+    stack = (meta or {}).get("nn_module_stack") or {}
+    paths = [value[0] if isinstance(value, tuple) else str(value) for value in stack.values()]
+    return [p.removeprefix("L['self'].").removeprefix("L['fn'].").replace("_modules.", "") for p in paths]
 
 
 @contextmanager

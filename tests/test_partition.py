@@ -1,0 +1,236 @@
+"""What is saved and what is computed again: equal to eager at any budget, and never more than asked for."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import aheadgrad
+from aheadgrad import compat
+from aheadgrad.errors import InvalidOption
+from examples.char_transformer import saved_bytes
+
+BUDGETS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 48), nn.GELU(), nn.Dropout(0.2), nn.Linear(48, 16))
+
+
+class Dropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(mlp() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + F.dropout(layer(x).tanh(), 0.3)
+        return x
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.layer_norm = mlp(), nn.BatchNorm1d(16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer_norm(self.norm(self.inner(x)).sin()).softmax(-1)
+
+
+class Checkpointed(nn.Module):
+    """Two regions, one after the other, and ordinary ops around them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.last = mlp(), mlp(), nn.Linear(16, 16)
+        self.options = {"use_reentrant": False} | options
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = checkpoint(self.first, x, **self.options)
+        return self.last(checkpoint(self.second, y, **self.options)).tanh()
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square()
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "dropout": Dropout,
+    "norms": Normed,
+    "checkpoint": Checkpointed,
+    "reentrant": lambda: Checkpointed(use_reentrant=True),
+    "plain": Plain,
+}
+
+
+def trained(make: Callable[[], nn.Module], order: int, **options: Any) -> list[Any]:
+    """Gradients, buffers and the state of the generator after a step; compiled if there are options."""
+    torch.manual_seed(0)
+    model = make()
+    x = torch.randn(32, 16, requires_grad=True)
+    run = aheadgrad.compile(model, fallback="error", **options) if options else model
+    torch.manual_seed(1)
+    out = run(x)
+    if order == 2:
+        (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+        out = out.sum() + slope.square().sum()
+    out.sum().backward()
+    grads = [p.grad for p in (x, *model.parameters())]
+    return [out.detach(), *grads, *model.buffers(), torch.get_rng_state()]
+
+
+def assert_equal(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+@pytest.mark.parametrize("name", MODELS)
+def test_equal_at_every_budget(name: str, frontend: str) -> None:
+    expected = trained(MODELS[name], 1)
+    for budget in BUDGETS if frontend == "trace" else (0.25,):
+        assert_equal(trained(MODELS[name], 1, memory_budget=budget, frontend=frontend), expected)
+    for options in ({"partition": "min_cut"}, {"memory": "less"}):
+        assert_equal(trained(MODELS[name], 1, frontend=frontend, **options), expected)
+
+
+@pytest.mark.parametrize("name", ["dropout", "norms", "checkpoint", "plain"])
+def test_second_derivatives_at_every_budget(name: str) -> None:
+    expected = trained(MODELS[name], 2)
+    for budget in BUDGETS:
+        found = trained(MODELS[name], 2, memory_budget=budget, frontend="trace")
+        torch.testing.assert_close(found, expected)  # two ways meet in a sum, in either order
+
+
+def saved_by(model: nn.Module, run: Callable[..., Tensor], x: Tensor) -> int:
+    run(x).sum().backward()  # compile first
+    known = [*model.parameters(), *model.buffers(), x]
+    return saved_bytes(lambda: run(x), known)
+
+
+@pytest.mark.parametrize("make", [Dropout, Normed, Plain])
+def test_a_smaller_budget_saves_less_and_does_more_again(make: Callable[[], nn.Module]) -> None:
+    model, x = make(), torch.randn(256, 16)
+    eager = saved_by(model, model, x)
+    saved, again = [], []
+    for budget in BUDGETS:
+        compiled = aheadgrad.compile(model, frontend="trace", fallback="error", memory_budget=budget)
+        saved.append(saved_by(model, compiled, x))
+        (report,) = compiled.memory()
+        again.append(sum(a.flops for a in report.again))
+        assert saved[-1] <= report.bytes_saved  # which counts buffers that the call updates
+    assert saved == sorted(saved)
+    assert again == sorted(again, reverse=True)
+    assert saved[0] < saved[-1] <= eager
+    for budget, size in zip(BUDGETS, saved, strict=True):
+        assert size <= max(saved[0], budget * saved[-1])
+
+
+def test_the_default_saves_no_more_than_eager() -> None:
+    for name, make in MODELS.items():
+        if name in ("checkpoint", "reentrant"):
+            continue  # eager keeps the state of the generator out of sight
+        for autocast in (False, True):
+            model, x = make(), torch.randn(64, 16)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                compiled = aheadgrad.compile(model, frontend="trace", fallback="error")
+                assert saved_by(model, compiled, x) <= saved_by(model, model, x), (name, autocast)
+
+
+def test_a_region_saves_its_inputs_and_nothing_inside() -> None:
+    model, x = Checkpointed(), torch.randn(256, 16)
+    compiled = aheadgrad.compile(model, frontend="trace", fallback="error")
+    states = 2 * 5056
+    assert saved_by(model, compiled, x) <= saved_by(model, model, x) + states
+    (report,) = compiled.memory()
+    assert {"aten.gelu.default", "aten.addmm.default"} <= {a.op for a in report.again}
+    assert sum("state" in s.name for s in report.saved) == 2
+
+
+def test_a_selective_policy_decides_in_its_region() -> None:
+    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        products = torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if op is products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    expected = trained(lambda: Checkpointed(context_fn=contexts), 1)
+    assert_equal(trained(lambda: Checkpointed(context_fn=contexts), 1, frontend="trace"), expected)
+    compiled = aheadgrad.compile(Checkpointed(context_fn=contexts), frontend="trace", fallback="error")
+    compiled(torch.randn(64, 16)).sum().backward()
+    (report,) = compiled.memory()
+    assert "aten.addmm.default" not in {a.op for a in report.again}
+    assert "aten.gelu.default" in {a.op for a in report.again}
+
+
+def test_policies_of_the_user() -> None:
+    model, x = Plain(), torch.randn(64, 16)
+    aten = torch.ops.aten
+
+    def report(*policies: aheadgrad.Policy) -> aheadgrad.MemoryReport:
+        compiled = aheadgrad.compile(model, frontend="trace", fallback="error", policies=policies)
+        compiled(x).sum().backward()
+        return compiled.memory()[0]
+
+    assert not report(aheadgrad.save(op=aten.tanh)).again
+    assert {a.op for a in report(aheadgrad.recompute(op=aten.tanh.default)).again} == {"aten.tanh.default"}
+    both = report(aheadgrad.recompute(region="forward"), aheadgrad.save(op=aten.addmm))
+    assert "aten.addmm.default" not in {a.op for a in both.again}
+    assert any("policy" in s.reason for s in both.saved)
+    named = report(aheadgrad.recompute(name="tanh_3"))
+    assert [a.name for a in named.again] == ["tanh_3"]
+
+
+def test_the_report_is_a_frozen_value_that_prints_itself() -> None:
+    captured = aheadgrad.capture(Plain(), torch.randn(4, 16))
+    report = captured.memory()
+    assert report == captured.memory()
+    assert all(s.reason for s in report.saved)
+    assert any("test_partition.py" in s.line for s in report.saved)
+    assert [c.budget for c in report.curve] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert "memory_budget" in str(report)
+    assert str(report) in captured.explain()
+
+
+def test_what_cannot_be_asked_for() -> None:
+    def bad(**options: Any) -> str:
+        with pytest.raises(InvalidOption) as caught:
+            aheadgrad.compile(torch.sin, **options)
+        return str(caught.value)
+
+    assert "min_cut" in bad(partition="minimal")
+    assert "less" in bad(memory="none")
+    assert "from 0 to 1" in bad(memory_budget=2)
+    assert "aheadgrad.save" in bad(policies=["save"])
+    assert "function" in bad(partition=compat.default_partition, memory="less")
+
+
+def test_the_drop_in_cuts_too() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w).sin().cos().exp() * x).sum()
+
+    kept: list[int] = []
+
+    def forward(graph: Any, _: Any) -> Any:
+        kept.append(len(graph.graph.output_node().args[0]))
+        return graph
+
+    for partition in (compat.default_partition, compat.min_cut_rematerialization_partition):
+        x, w = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+        run = compat.aot_function(f, fw_compiler=forward, bw_compiler=compat.nop, partition_fn=partition)
+        run(x, w).backward()
+        expected = torch.autograd.grad(f(x, w), (x, w))
+        assert_equal([x.grad, w.grad], list(expected))
+    assert kept[1] < kept[0]
