@@ -55,8 +55,10 @@ def make_table(
     return Table(cutter, gradients, here, fixed, once, seen, policies)
 
 
-def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> SavedSet:
-    """What the forward keeps for one backward."""
+def choose(
+    table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT, stay: Collection[Value] = ()
+) -> SavedSet:
+    """What the forward keeps for one backward. `stay`: inputs to keep instead of views of them."""
     cutter, gradients, here = table.cutter, table.gradients, table.ahead
     tape = cutter.tape
     given = {p.value for p in inputs if type(p.value) is Value}
@@ -75,9 +77,7 @@ def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> 
             whole = at_hand(tape, value, given, here)
             if whole is not None:
                 used.setdefault(whole, "derivatives of higher order")
-        if not moves:
-            stay = given.difference(changed)
-            used = {_untransposed(tape, v, stay): user for v, user in used.items()}
+        used = {_untransposed(tape, v, stay): user for v, user in used.items()}
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
