@@ -237,7 +237,7 @@ class Steps:
         asked, by_subclasses = _asked(self.level, pattern)
         compiler = self.compiler
         if by_subclasses:
-            compiler = Compiler(replace(self.level.options, backend="eager"), compiler.mode)
+            compiler = Compiler(replace(self.level.options, backend="eager"), compiler.mode, compiler.journal)
 
         def make(further: Further) -> Any:
             level, door = further.level, further.door
