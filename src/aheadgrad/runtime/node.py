@@ -221,7 +221,8 @@ def _backward(
                 given = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted}"
                 leave(f"{name(_found, 'found')}({given})")
     _as_expected(script, backward, shape, tangents, arrange, asks=wanted != "None")
-    script.line(f"grads = {find}.run(ctx, [{numbers}*saved], {joined}, {wanted})")
+    script.line(f"saved = [{numbers}*saved]")  # used up: nothing else may hold what was saved
+    script.line(f"grads = {find}.run(ctx, saved, {joined}, {wanted})")
     script.line(f"return {arrange.spread('grads')}")
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
 
