@@ -50,11 +50,11 @@ from aheadgrad.runtime.anomaly import looking_for_nan
 from aheadgrad.runtime.backward import Failure, Run
 from aheadgrad.runtime.by_sizes import BySizes, sizes_from
 from aheadgrad.runtime.by_values import ByValues
-from aheadgrad.runtime.differentiable import make_step
 from aheadgrad.runtime.entry import Entry, Executables, make_entry
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
+from aheadgrad.runtime.step import make_step
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
@@ -272,7 +272,7 @@ class Steps:
         handed: tuple[int, ...],
         *,
         hands: bool,
-    ) -> tuple[Run, tuple[tuple[int, int], ...]] | None:
+    ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
         """A backward that takes what is handed to it and, if asked to, hands on; with its ends. None if there
         is no such backward: then each goes its own way."""
         request = Request(component.number, pattern, None, wanted=wanted, handed=handed, hands=hands)
@@ -282,7 +282,7 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return self.compiler.compile(program).call, further.ends
+        return self.compiler.compile(program), further.ends
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

@@ -12,10 +12,14 @@ import sympy
 import torch
 from torch import Tensor
 
+from aheadgrad.emit.below import ops_below
 from aheadgrad.emit.calls import callee
+from aheadgrad.emit.reuse import reused
+from aheadgrad.emit.scalars import with_constant
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import below_autograd
 from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
 
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
@@ -49,15 +53,25 @@ class _Body:
                 self.numbers.setdefault(port.value.expr, place)
         self.places = places
         self.stay = set(self.names) if keep_places else set()
+        self.over = reused(program)
 
     def write(self) -> list[str]:
-        dropped = self._last_uses()
+        below = ops_below(self.program)
+        first = [op for op in self.program.ops if op in below]
+        rest = [op for op in self.program.ops if op not in below]
+        dropped = self._last_uses([*first, *rest])
         if not self.stay:
             self._drop(self._unused_places())
-        for op in self.program.ops:
+        if first:
+            with self.script.block(f"with {self.space.name(below_autograd, 'below_autograd')}():"):
+                self._ops(first, dropped)
+        self._ops(rest, dropped)
+        return [self._argument(r) for r in self.program.results]
+
+    def _ops(self, ops: list[Op], dropped: dict[Op, list[Value]]) -> None:
+        for op in ops:
             self._op(op)
             self._drop([self.names[v] for v in dropped.get(op, ()) if v not in self.stay])
-        return [self._argument(r) for r in self.program.results]
 
     def _drop(self, names: list[str]) -> None:
         if names:
@@ -83,11 +97,11 @@ class _Body:
                     self.script.line(f"{self.names[v]} = {name}[{k}]")
             self.script.line(f"del {name}")
 
-    def _last_uses(self) -> dict[Op, list[Value]]:
+    def _last_uses(self, ops: list[Op]) -> dict[Op, list[Value]]:
         """After which op each value can be dropped."""
         seen = {v for v in self.program.results if type(v) is Value}
         dropped: dict[Op, list[Value]] = {}
-        for op in reversed(self.program.ops):
+        for op in reversed(ops):
             for v in op.uses:
                 if v not in seen:
                     seen.add(v)
@@ -98,8 +112,14 @@ class _Body:
         return dropped
 
     def _call(self, op: Op) -> str:
+        over = self.over.get(op)
+        op = with_constant(op)
         function, hint = callee(op.target)
         args = [self._argument(a) for a in op.args]
+        if over is not None:
+            function, k = over
+            hint = function.__name__
+            args.insert(0, args.pop(k))
         if op.target is _AS_STRIDED_SCATTER:
             args[0] += ".detach()"  # its kernel refuses what requires grad, even without grad mode
         args += [f"{k}={self._argument(v)}" for k, v in op.kwargs.items()]

@@ -11,8 +11,10 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from aheadgrad.torchlayer.dispatch import without_frame
+from aheadgrad.torchlayer.functions import silu
 
 # Known by the same name there, as functions or as methods.
 _FUNCTIONS = """
@@ -20,14 +22,17 @@ _FUNCTIONS = """
     log.default tanh.default sigmoid.default sin.default cos.default relu.default sqrt.default
     rsqrt.default reciprocal.default abs.default mm.default bmm.default addmm.default t.default
     transpose.int permute.default unsqueeze.default select.int cat.default sum.default sum.dim_IntList
-    where.self zeros_like.default ones_like.default clone.default
+    where.self zeros_like.default ones_like.default clone.default native_layer_norm.default
+    stack.default squeeze.dim clamp.default le.Scalar lt.Scalar ge.Scalar gt.Scalar eq.Scalar
+    masked_fill.Scalar mul.Scalar div.Scalar add.Scalar sub.Scalar
 """
+_OF_LAYERS = "softplus.default gelu.default"
 _METHODS = "view.default expand.default detach.default"
 FAST: dict[Any, Callable[..., Any]] = {
     attrgetter(op)(torch.ops.aten): getattr(owner, op.partition(".")[0])
-    for owner, ops in ((torch, _FUNCTIONS), (torch.Tensor, _METHODS))
+    for owner, ops in ((torch, _FUNCTIONS), (F, _OF_LAYERS), (torch.Tensor, _METHODS))
     for op in ops.split()
-}
+} | {torch.ops.aten.silu.default: silu}
 
 
 def callee(target: Any) -> tuple[Callable[..., Any], str]:

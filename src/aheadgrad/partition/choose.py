@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.options import Policy
 from aheadgrad.partition.plan import DEFAULT, Demands, plan
@@ -23,6 +25,9 @@ from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
 
 NO_STATES: Mapping[int, Value] = {}
+_aten = torch.ops.aten
+_TRANSPOSING = (_aten.t.default, _aten.transpose.int, _aten.permute.default)
+
 Used = dict[Value, str]
 """Values that a backward takes, each with what uses it there."""
 
@@ -50,8 +55,10 @@ def make_table(
     return Table(cutter, gradients, here, fixed, once, seen, policies)
 
 
-def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> SavedSet:
-    """What the forward keeps for one backward."""
+def choose(
+    table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT, stay: Collection[Value] = ()
+) -> SavedSet:
+    """What the forward keeps for one backward. `stay`: inputs to keep instead of views of them."""
     cutter, gradients, here = table.cutter, table.gradients, table.ahead
     tape = cutter.tape
     given = {p.value for p in inputs if type(p.value) is Value}
@@ -70,6 +77,7 @@ def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> 
             whole = at_hand(tape, value, given, here)
             if whole is not None:
                 used.setdefault(whole, "derivatives of higher order")
+        used = {_untransposed(tape, v, stay): user for v, user in used.items()}
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
@@ -86,6 +94,15 @@ def choose(table: Table, inputs: Sequence[Port], demands: Demands = DEFAULT) -> 
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
+
+
+def _untransposed(tape: Tape, value: Value, inputs: Collection[Value]) -> Value:
+    """An input in place of its transposed self, which backwards mostly transpose back; and the input has a
+    history to lead to."""
+    found = value
+    while (op := tape.of(found)) is not None and op.target in _TRANSPOSING and op.viewed is not None:
+        found = op.viewed
+    return found if found in inputs else value
 
 
 def _reason(user: str, why: str | None) -> str:

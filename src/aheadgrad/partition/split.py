@@ -45,7 +45,9 @@ def split(joint: Joint, mode: FakeTensorMode | None = None) -> Split:
 def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
     demands = demands_of(joint.options)
     plain = demands is DEFAULT and not joint.tape.has_regions
-    return choose(table_of(joint, gradients, plain=plain), joint.ports(), demands)
+    given = [] if joint.options.one_node else [p.value for p in joint.ports() if type(p.value) is Value]
+    stay = set(given).difference(joint.changed)
+    return choose(table_of(joint, gradients, plain=plain), joint.ports(), demands, stay)
 
 
 def table_of(joint: Joint, gradients: Gradients, *, plain: bool = False) -> Table:

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad.program.program import Program
-from aheadgrad.program.values import Op, Value
+from aheadgrad.program.values import Op, TensorType, Value
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random, is_view_op
 from aheadgrad.torchlayer.symbols import Number
 
 _aten = torch.ops.aten
 _AS_STRIDED = _aten.as_strided.default
+_REARRANGING = (_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default)
 _NEAR = 24  # ops: what was computed longer ago may cost more memory than time
 _BROADCASTING = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 
@@ -55,7 +56,7 @@ class _Shorter:
     def add(self, op: Op) -> None:
         if any(v in self.same for v in op.uses):
             op = op.mapped(self.now)
-        op = self._simpler(op)
+        op = self._without_views(self._simpler(op))
         if not op.keep and not is_random(op.target):
             back = self._where_it_began(op)
             if back is not None and self._may_be([op.out], [back]):
@@ -77,10 +78,11 @@ class _Shorter:
 
     def _where_it_began(self, op: Op) -> Value | None:
         """The value that a chain of views leads back to."""
-        if type(op.out) is not Value:
-            return None
-        looks = op.out.type
-        step: Op | None = op
+        return self._led_back(op, op.out.type) if type(op.out) is Value else None
+
+    def _led_back(self, op: Op | None, looks: TensorType) -> Value | None:
+        """What a chain of views that ends with this op began with, if it looks like this."""
+        step = op
         while step is not None and type(step.out) is Value and is_view_op(step.target):
             if step.target is _AS_STRIDED or type(step.args[0]) is not Value or _may_raise(step):
                 return None
@@ -89,6 +91,33 @@ class _Shorter:
                 return value
             step = self.makers.get(value)
         return None
+
+    def _without_views(self, op: Op) -> Op:
+        """`t(f(t(x), y))` is `f(x, t(y))`, where `f` takes each element by itself."""
+        made = self._maker(op.args[0]) if op.target in _REARRANGING and type(op.out) is Value else None
+        if made is None or _may_raise(op) or torch.Tag.pointwise not in made.target.tags:
+            return op
+        if made.keep or is_random(made.target) or type(made.out) is not Value or op.args[0] in self.results:
+            return op
+        looks, wanted = made.out.type, op.out.type
+        mixes = op.target is _aten.t.default and made.target in _BROADCASTING  # the first operand decides
+        mixes = mixes and all(type(n) is int and n > 1 for n in looks.size)
+        turned: dict[Value, Value] = {}
+        for k, v in enumerate(made.uses):
+            same = v.type.stride == looks.stride
+            if v.type.size != looks.size or not (same or (mixes and k)):
+                return op
+            stride = wanted.stride if same else v.type.stride[::-1]
+            like = replace(v.type, size=wanted.size, stride=stride)
+            turned[v] = self._led_back(self.makers.get(v), like) or Value(-1, like, f"{op.name}_turned_{k}")
+        new = [(v, t) for v, t in turned.items() if t.number == -1]
+        if len(new) == len(turned) or (op.target is _aten.view.default and new):
+            return op
+        for v, t in new:
+            view = replace(op, args=(v, *op.args[1:]), out=t, uses=(v,), name=t.name)
+            self.makers[t] = view
+            self.ops.append(view)
+        return replace(made.mapped(lambda v: turned.get(v, v)), out=op.out, name=op.name)
 
     def _may_be(self, values: Sequence[Any], others: Sequence[Any]) -> bool:
         """May one take the other's place? Results have memory of their own wherever they had before."""
@@ -108,14 +137,21 @@ class _Shorter:
             return op
         if op.target is _aten.view.default:
             return self._summed(op)
+        if op.target is _aten.expand.default:
+            made = self._made_by(op.args[0], _aten.view.default)
+            spreads = made is not None and _only_spreads(made)
+            return replace(op, args=(made.args[0], op.args[1]), uses=made.uses) if made and spreads else op
         if op.target in _BROADCASTING:
             return self._subtracted_from_one(self._broadcast(op))
         return op
 
+    def _maker(self, value: Any) -> Op | None:
+        """The op that made a value, if nobody else needs the value."""
+        return self.makers.get(value) if type(value) is Value and self.uses[value] == 1 else None
+
     def _made_by(self, value: Any, target: Any) -> Op | None:
-        """The op that made a value, if it is one of these and nobody else needs the value."""
-        made = self.makers.get(value) if type(value) is Value else None
-        return made if made is not None and made.target is target and self.uses[value] == 1 else None
+        made = self._maker(value)
+        return made if made is not None and made.target is target else None
 
     def _summed(self, op: Op) -> Op:
         """A sum without the dimensions that a view takes away."""
@@ -132,8 +168,13 @@ class _Shorter:
         """Without an expansion that the op does by itself."""
         args = list(op.args)
         for k in (0, 1):
-            expanded, other = self._made_by(args[k], _aten.expand.default), args[1 - k]
-            if expanded is None or type(other) is not Value or other.type.size != op.out.type.size:
+            expanded, other = self._maker(args[k]), args[1 - k]
+            if (
+                expanded is None
+                or not _only_spreads(expanded)
+                or type(other) is not Value
+                or other.type.size != op.out.type.size
+            ):
                 continue
             if other.type.dtype == args[k].type.dtype == op.out.type.dtype:
                 args[k] = expanded.args[0]
@@ -148,6 +189,16 @@ class _Shorter:
         if not second.type == first.type == op.out.type:
             return op
         return replace(op, target=_aten.rsub.Scalar, args=(second, 1), uses=(second,))
+
+
+def _only_spreads(op: Op) -> bool:
+    """Does it do only what ops do by themselves where their operands have other sizes?"""
+    if op.target is _aten.expand.default:
+        return True
+    if op.target is not _aten.view.default or type(op.args[0]) is not Value:
+        return False
+    size, before = op.out.type.size, op.args[0].type.size
+    return len(size) > len(before) and size == (*(1 for _ in size[len(before) :]), *before)
 
 
 def _may_raise(op: Op) -> bool:

@@ -25,22 +25,28 @@ _MOST_WAITING = 64
 class Lifetime:
     """Whether a node's call has had its backward; outlives the node."""
 
-    __slots__ = ("below", "freed", "handing", "node", "ran", "waiting")
+    freed = False
+    handing: Any = None  # how its backward takes what others hand over (`handing`)
+    ran = -1  # the last backward that it ran in
+    waiting: dict[int, dict[int, Any]] | None = None  # by backward and place: what was handed over
 
     def __init__(self, node: Any) -> None:
-        self.freed = False
         self.node = weakref.ref(node)
         self.below: Lifetime | None = getattr(node, "below", None)
-        self.handing: Any = None  # how its backward takes what others hand over (`handing`)
-        self.ran = -1  # the last backward that it ran in
-        self.waiting: dict[int, dict[int, Any]] = {}  # by backward and place: what was handed over
 
-    def hand(self, task: int, place: int, tangent: Any) -> None:
-        """For the node's backward, which is still to come."""
-        if task not in self.waiting and len(self.waiting) >= _MOST_WAITING:
-            self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
-        here = self.waiting.setdefault(task, {})
-        here[place] = here[place] + tangent if place in here else tangent
+    def hand(self, task: int, given: dict[int, Any]) -> None:
+        """Tangents by their place (None: there is none), for the node's backward, which is still to come."""
+        if self.waiting is None:
+            self.waiting = {}
+        here = self.waiting.get(task)
+        if here is None:
+            if len(self.waiting) >= _MOST_WAITING:
+                self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
+            self.waiting[task] = {place: t for place, t in given.items() if t is not None}
+            return
+        for place, t in given.items():
+            if t is not None:
+                here[place] = here[place] + t if place in here else t
 
     def take(self, task: int) -> dict[int, Any]:
         self.ran = task

@@ -11,17 +11,21 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.backends.contract import Executable
+from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.runtime.backward import laid_out
 from aheadgrad.runtime.freeing import Lifetime
-from aheadgrad.torchlayer.autocast import autocast_state
+from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import running_backward
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 from aheadgrad.torchlayer.wanted import Wanted, will_run
 
-Made = tuple[Callable[[list[Any]], list[Any]], tuple[tuple[int, int], ...]]
+Made = Callable[..., list[Any]]
+Ends = tuple[tuple[int, int], ...]
+"""Of each end how many orders below it lies, and its place there."""
 
 
 class Handing:
@@ -52,26 +56,22 @@ class Handing:
             return None
         if self.level.options.layouts == 1:
             tangents = tuple(map(laid_out, tangents, self.component.expected))
-        pattern = tuple(None if t is None else t.stride() for t in tangents)
-        numbers = tuple(sorted(handed))
-        made = self._find(node, (pattern, wanted, numbers, True)) if hands else None
-        if made is None and not handed:
-            return None
+        pattern = tuple([None if t is None else t.stride() for t in tangents])
+        numbers = tuple(sorted(handed)) if handed else ()
+        made = self._find(below, (pattern, wanted, numbers, True)) if hands else None
         if made is None:
-            made = self._find(node, (pattern, wanted, numbers, False))
-        saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
-        if made is None:
-            return self._one_after_the_other(saved, tangents, handed, wanted)
-        saved += (t for t in tangents if t is not None)
-        saved += (handed.pop(number) for number in numbers)
-        node.maybe_clear_saved_tensors()
-        return _hand_over(node, task, made, saved)
+            if not handed:
+                return None
+            made = self._find(below, (pattern, wanted, numbers, False))
+            if made is None:
+                return self._one_after_the_other(node, tangents, handed, wanted)
+        grads: list[Any] = made(node, task, handed, *tangents)
+        return grads
 
     def _may_hand(self, below: Lifetime, task: int, tangents: tuple[Tensor | None, ...]) -> bool:
-        if autocast_state() is not None or not all(t is None or type(t) is Tensor for t in tangents):
-            return False
-        if any(t is not None and is_batched(t) for t in tangents):
-            return False
+        for t in tangents:
+            if t is not None and (t.__class__ is not Tensor or is_batched(t)):
+                return False
         at: Lifetime | None = below
         while at is not None:
             node = at.node()
@@ -80,16 +80,16 @@ class Handing:
             if not will_run(node):
                 return False
             at = at.below
-        return True
+        return not any_autocast()
 
     def _one_after_the_other(
-        self, saved: list[Any], tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
+        self, node: Any, tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
-        numbers = tuple(sorted(handed))
-        made = self._find(None, (self._nothing, None, numbers, False))
+        saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
+        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), False))
         assert made is not None
-        grads = made[0]([*saved, *(handed[number] for number in numbers)])
+        grads = made(node, 0, handed, *self._nothing)
         if any(t is not None for t in tangents):
             others = self.backward.run(None, saved, tangents, wanted)
             grads = list(map(_sum, others, grads))
@@ -99,16 +99,46 @@ class Handing:
     def _nothing(self) -> tuple[None, ...]:
         return (None,) * len(self.component.exits)
 
-    def _find(self, node: Any, key: tuple[Any, ...]) -> Made | None:
-        """The program, and where its ends are; None if there is none, or nobody below could go on."""
-        if key not in self.made:
+    def _find(self, below: Lifetime | None, key: tuple[Any, ...]) -> Made | None:
+        """The backward; None if there is none, or nobody below could go on."""
+        made = self.made.get(key)
+        if made is None and key not in self.made:
             with RECORDING:
                 pattern, wanted, numbers, hands = key
-                made = self.steps.handing(self.component, self.saved, pattern, wanted, numbers, hands=hands)
-                if made is not None and hands and not _all_taken(node.below, made[1]):
-                    made = None
+                found = self.steps.handing(self.component, self.saved, pattern, wanted, numbers, hands=hands)
+                if found is not None and (not hands or _all_taken(below, found[1])):
+                    made = self._written(pattern, numbers, *found)
                 self.made[key] = made
-        return self.made[key]
+        return made
+
+    def _written(
+        self, pattern: tuple[Any, ...], numbers: tuple[int, ...], run: Executable, ends: Ends
+    ) -> Made:
+        """`backward(node, task, handed, *tangents)`, which hands over what comes out at the ends."""
+        script = Script("handing_backward")
+        saved = [f"s{k}" for k in range(len(self.saved.tensors))]
+        tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
+        handed = [f"h{k}" for k in numbers]
+        if saved:
+            script.line(f"{''.join(f'{s}, ' for s in saved)}*_, = node.saved_tensors")
+        for number in numbers:
+            script.line(f"h{number} = handed.pop({number})")
+        script.line("node.maybe_clear_saved_tensors()")
+        count = len(self.component.targets)
+        results = [f"r{k}" for k in range(count + len(ends))]
+        places = [*saved, *tangents, *handed]
+        if run.inline is not None:
+            found = run.inline(script, places, keep_places=False)
+            call = "".join(f"{f}, " for f in found)
+        else:
+            call = f"{script.names.name(run.call, 'backward')}([{', '.join(places)}])"
+        script.line(f"{''.join(f'{r}, ' for r in results)}= {call}")
+        for depth in sorted({depth for depth, _ in ends}):
+            given = [f"{n}: r{count + k}" for k, (d, n) in enumerate(ends) if d == depth]
+            script.line(f"node.below{'.below' * depth}.hand(task, {{{', '.join(given)}}})")
+        script.line(f"return [{', '.join(results[:count])}]")
+        parameters = ["node", "task", "handed", *(f"t{k}" for k in range(len(pattern)))]
+        return script.function(", ".join(parameters))[0]
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
@@ -119,21 +149,7 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     return b if a is None else a if b is None else a + b
 
 
-def _hand_over(node: Any, task: int, made: Made, args: list[Any]) -> list[Any]:
-    """Runs a program, hands over what comes out at its ends and returns the rest."""
-    run, ends = made
-    found = run(args)
-    count = len(found) - len(ends)
-    for (depth, number), tangent in zip(ends, found[count:], strict=True):
-        if tangent is not None:
-            at = node.below
-            for _ in range(depth):
-                at = at.below
-            at.hand(task, number, tangent)
-    return found[:count]
-
-
-def _all_taken(below: Lifetime, ends: tuple[tuple[int, int], ...]) -> bool:
+def _all_taken(below: Lifetime | None, ends: Ends) -> bool:
     """Can the nodes below take what would be handed to them?"""
     at: Lifetime | None = below
     for depth in range(max((d for d, _ in ends), default=-1) + 1):

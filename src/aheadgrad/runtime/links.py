@@ -16,13 +16,16 @@ from torch import Tensor
 
 from aheadgrad.torchlayer.autograd import size_in_history
 from aheadgrad.torchlayer.subclasses import build, form_of, is_foreign, parts_of
+from aheadgrad.torchlayer.wanted import LEAF
 
-_NOTHING = torch.empty(0)
+NOTHING = torch.empty(0)
+_links: dict[Any, Tensor] = {}
+_MOST_LINKS = 1024
 
 
 def _is_inner(edge: Any) -> bool:
     """Does an edge lead to something that is no leaf?"""
-    return edge is not None and not hasattr(edge, "variable")
+    return edge is not None and edge.__class__ is not LEAF
 
 
 @dataclass(frozen=True)
@@ -57,14 +60,14 @@ class Ways:
             if j is not None:
                 found.append(saved[j])
             elif edge is None:  # it requires grad no longer (`detach_`): anything without grad will do
-                found.append(_NOTHING)
+                found.append(NOTHING)
             else:
                 found.append(next(rest) if _is_inner(edge) else edge.variable)
         return found
 
     def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Adds what came through links to the gradients."""
-        if not tangents:
+        if all(t is None for t in tangents):
             return grads
         for k, t in zip(self.linked(ctx), tangents, strict=True):
             if t is not None:
@@ -79,7 +82,7 @@ def link(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[
 
 def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
     """As `link`, where the call changes the shape of inputs: links are as large as their history says."""
-    links = [_link(t, size_in_history(t)) for t in inputs if not t.is_leaf]
+    links = [_link(t, tuple(size_in_history(t))) for t in inputs if not t.is_leaf]
     return _returned(ctx, outs, saved, links)
 
 
@@ -87,7 +90,14 @@ def _link(t: Tensor, size: Any) -> Tensor:
     if is_foreign(t):  # numbers inside (the offsets of a jagged tensor) say what it is
         parts = (_link(p, p.size()) if p.is_floating_point() or p.is_complex() else p for p in parts_of(t))
         return build(form_of(t), parts).detach()
-    return torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
+    key = size, t.dtype, t.device
+    known = _links.get(key)
+    if known is None:
+        known = torch.empty_strided(size, (0,) * len(size), dtype=t.dtype, device=t.device)
+        if known.__class__ is not Tensor or known.is_inference() or len(_links) >= _MOST_LINKS:
+            return known
+        _links[key] = known
+    return known.detach()
 
 
 def _returned(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], links: list[Tensor]) -> Any:

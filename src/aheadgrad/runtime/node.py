@@ -108,13 +108,11 @@ class Arrangement:
             places[position] = grad
         return f"({''.join(f'{p}, ' for p in places)})"
 
-    def spread(self, grads: list[Any]) -> tuple[Any, ...]:
+    def spread(self, grads: str) -> str:
+        """The same for a list of gradients."""
         if self.positions is None:
-            return (None, None, None, *grads)
-        places: list[Any] = [None] * self.inputs
-        for position, grad in zip(self.positions, grads, strict=True):
-            places[position] = grad
-        return tuple(places)
+            return f"(None, None, None, *{grads})"
+        return self.text([f"{grads}[{k}]" for k in range(len(self.positions))])
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,70 +175,99 @@ def _backward(
     names: Namespace, backward: Backward, shape: _Shape, arrange: Arrangement, ways: Ways, higher: Higher
 ) -> tuple[Any, str]:
     script = Script("node_backward", names)
+    name = names.name
     tangents = [f"t{i}" for i in range(shape.outputs)]
     joined = _tuple(tangents)
-    spread = f"{names.name(arrange, 'arrange')}.spread"
-    links = "links" if ways.loose else "()"
-    if shape.feeds:
-        nothing = " and ".join(f"{t} is None" for t in tangents)
+
+    def leave(grads: str) -> None:
+        """Returns gradients, with what came through links."""
+        script.line(f"grads = {grads}")
         if ways.loose:
-            nothing += " and all(t is None for t in links)"
-        with script.block(f"if {nothing}:"):
-            script.line(f"return {spread}([None] * {shape.inputs})")
-    if shape.watched:
-        present = ", ".join(f"{t} is not None" for t in tangents)
-        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, ({present},))")
-    if shape.visits_below:
-        script.line(f"{names.name(free_below, 'free_below')}(ctx)")
+            with script.block("if links:"):
+                script.line(f"grads = {name(ways, 'ways')}.add(ctx, grads, links)")
+        script.line(f"return {arrange.spread('grads')}")
+
+    _first(script, shape, tangents, leave, ways)
     count, sizes = shape.saved, shape.sizes
     saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     numbers = "*ctx.sizes, " if sizes else ""
     asked = wanted = "None"
     if shape.selects:
         places = arrange.positions or tuple(range(shape.inputs))
-        asked = f"{names.name(wanted_inputs, 'wanted_inputs')}(ctx, {places})"
+        asked = f"{name(wanted_inputs, 'wanted_inputs')}(ctx, {places})"
         if not shape.little:
             script.line(f"wanted = {asked}")
             asked = wanted = "wanted"
-    with script.block(f"if {names.name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
-        check = f"{names.name(checked, 'checked')}(ctx, {names.name(backward, 'find_backward')}"
-        script.line(f"grads = {check}, [{numbers}*{saved}][:{count + sizes}], {joined}, {asked})")
+    find = name(backward, "find_backward")
+    with script.block(f"if {name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
+        check = f"{name(checked, 'checked')}(ctx, {find}, [{numbers}*{saved}][:{count + sizes}]"
+        script.line(f"grads = {check}, {joined}, {asked})")
         with script.block("if grads is not None:"):
-            script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
-    with script.block(f"if {names.name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
-        grads = f"{names.name(higher, 'higher')}.run(ctx, {joined}, {asked})"
-        script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, {links}))")
+            leave("grads")
+    with script.block(f"if {name(torch.is_grad_enabled, 'is_grad_enabled')}():"):
+        leave(f"{name(higher, 'higher')}.run(ctx, {joined}, {asked})")
     if higher.handing.possible:
-        handing = names.name(higher.handing, "handing")
+        handing = name(higher.handing, "handing")
         with script.block("if True:" if shape.visits_below else f"if {handing}.is_met:"):
             script.line(f"grads = {handing}.run(ctx, {joined}, {wanted})")
             with script.block("if grads is not None:"):
-                script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, grads, {links}))")
+                leave("grads")
     _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
     if ways.loose:
         with script.block("if links:"):
             if count:
                 script.line(f"saved = saved[:{count}]")
-            find = f"{names.name(_found, 'found')}({names.name(backward, 'find_backward')}"
-            grads = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted})"
             with script.block("if any(t is not None for t in links):"):
-                script.line(f"return {spread}({names.name(ways, 'ways')}.add(ctx, {grads}, links))")
-    usual = backward.usual if type(backward) is Backward else None
-    if usual is not None:
-        tests = [
-            tangent_test(names, t, expected) for t, expected in zip(tangents, backward.expected, strict=True)
-        ]
-        if not backward.fixed_autocast:
-            tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
-        if wanted != "None":
-            tests.append("wanted is None")
-        with script.block(f"if {' and '.join(tests)}:"):
-            _usual(script, usual, tangents, shape, arrange)
-    script.line(f"saved = [{numbers}*saved]")
-    script.line(
-        f"return {spread}({names.name(backward, 'find_backward')}.run(ctx, saved, {joined}, {wanted}))"
-    )
+                given = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted}"
+                leave(f"{name(_found, 'found')}({given})")
+    _as_expected(script, backward, shape, tangents, arrange, asks=wanted != "None")
+    script.line(f"saved = [{numbers}*saved]")  # used up: nothing else may hold what was saved
+    script.line(f"grads = {find}.run(ctx, saved, {joined}, {wanted})")
+    script.line(f"return {arrange.spread('grads')}")
     return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
+
+
+def _first(
+    script: Script, shape: _Shape, tangents: list[str], leave: Callable[[str], None], ways: Ways
+) -> None:
+    """What comes before anything else: is there something to do, and may it be done?"""
+    name = script.names.name
+    if shape.feeds:
+        nothing = " and ".join(f"{t} is None" for t in tangents)
+        if ways.loose:
+            nothing += " and all(t is None for t in links)"
+        with script.block(f"if {nothing}:"):
+            leave(f"[None] * {shape.inputs}")
+    if shape.watched:
+        present = ", ".join(f"{t} is not None" for t in tangents)
+        script.line(f"{name(_check_watched, 'check_watched')}(ctx, ({present},))")
+    if shape.visits_below:
+        script.line(f"{name(free_below, 'free_below')}(ctx)")
+
+
+def _as_expected(
+    script: Script,
+    backward: Backward,
+    shape: _Shape,
+    tangents: list[str],
+    arrange: Arrangement,
+    *,
+    asks: bool,
+) -> None:
+    """The usual backward, if the tangents are as expected and all gradients are wanted."""
+    usual = backward.usual if type(backward) is Backward else None
+    if usual is None:
+        return
+    names = script.names
+    tests = [
+        tangent_test(names, t, expected) for t, expected in zip(tangents, backward.expected, strict=True)
+    ]
+    if not backward.fixed_autocast:
+        tests.append(f"not {names.name(any_autocast, 'any_autocast')}()")
+    if asks:
+        tests.append("wanted is None")
+    with script.block(f"if {' and '.join(tests)}:"):
+        _usual(script, usual, tangents, shape, arrange)
 
 
 def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, asked: str) -> None:
@@ -305,8 +332,8 @@ def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, 
         return
     script.line(f"args = [{', '.join([*places, *tangents])}]")
     script.line(f"del {', '.join([*places, *tangents])}")
-    call = f"{script.names.name(run.call, 'backward')}(args)"
-    script.line(f"return {script.names.name(arrange, 'arrange')}.spread({call})")
+    script.line(f"grads = {script.names.name(run.call, 'backward')}(args)")
+    script.line(f"return {arrange.spread('grads')}")
 
 
 def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:

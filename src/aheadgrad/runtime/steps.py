@@ -53,7 +53,7 @@ class Steps(Protocol):
         handed: tuple[int, ...],
         *,
         hands: bool,
-    ) -> tuple[Run, tuple[tuple[int, int], ...]] | None:
+    ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
         """A backward that takes what is handed to it and, if asked to, hands on; with its ends."""
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "active_function_modes",
+    "below_autograd",
     "default_devices",
     "deterministic_mode",
     "deterministic_warns",
@@ -48,6 +50,21 @@ transform_level = torch._C._functorch.maybe_current_level
 in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 deterministic_mode = torch._C._get_deterministic_algorithms
 deterministic_warns = torch._C._get_deterministic_algorithms_warn_only
+_exclude = torch._C._ExcludeDispatchKeyGuard
+_keys = torch._C.DispatchKey
+_nothing = torch._C.DispatchKeySet(_keys.Undefined)
+_autograd = functools.reduce(
+    operator.or_,
+    map(
+        torch._C.DispatchKeySet,
+        (
+            _keys.AutogradFunctionality,
+            _keys.AutogradOther,
+            _keys.AutogradNestedTensor,
+            _keys.ADInplaceOrView,
+        ),
+    ),
+)
 no_function_modes = torch._C.DisableTorchFunction
 
 
@@ -122,6 +139,12 @@ def is_view_op(op: object) -> bool:
         return False
     first = op._schema.arguments[:1]
     return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)
+
+
+def below_autograd() -> Any:
+    """A context in which ops skip autograd; except that of dual numbers, which takes part even without grad
+    mode."""
+    return _exclude(_autograd if forward_ad._current_level < 0 else _nothing)
 
 
 def without_frame(op: Any) -> Any:

@@ -12,3 +12,4 @@ batch_norm_in_eval: Any = torch._native_batch_norm_legit_no_training
 assert_async: Any = torch._assert_async
 verify_batch_size: Any = functional._verify_batch_size  # type: ignore[attr-defined]
 verify_spatial_size: Any = functional._verify_spatial_size  # type: ignore[attr-defined]
+silu: Any = torch._C._nn.silu

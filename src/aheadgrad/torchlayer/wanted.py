@@ -17,8 +17,9 @@ from torch.autograd.graph import _engine_run_backward
 Wanted = tuple[bool, ...] | None
 """Of each input, or None: all of them."""
 
+_frame = sys._getframe
 _CALLER = _engine_run_backward.__code__
-_LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 will_run = _will_run = torch._C._will_engine_execute_node
 """Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
@@ -26,18 +27,23 @@ _MOST_ERRORS = 4  # then the other leaves count as wanted
 
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     """Which of the inputs at these positions are wanted. For the backward of a node to call, itself."""
-    frame = sys._getframe(1).f_back  # after the backward itself: the caller, if in this thread
-    if frame is None or frame.f_code is not _CALLER:
+    try:
+        frame = _frame(2)  # after the backward itself: the caller, if in this thread
+    except ValueError:
+        return _asked_one_by_one(node, positions)
+    if frame.f_code is not _CALLER:
         return _asked_one_by_one(node, positions)
     inputs = frame.f_locals["args"][3]
     if not inputs:
         return None
-    named, edges = set(map(id, inputs)), node.next_functions
-    found = [type(edge := edges[p][0]) is _LEAF and id(edge.variable) in named for p in positions]
-    if all(found):
-        return None
-    found = [is_named or _goes_to(edges[p][0]) for p, is_named in zip(positions, found, strict=True)]
-    return None if all(found) else tuple(found)
+    named, edges, found = set(map(id, inputs)), node.next_functions, []
+    for position in positions:
+        edge = edges[position][0]
+        if edge.__class__ is LEAF and id(edge.variable) in named:
+            found.append(True)
+        else:
+            found.append(_goes_to(edge))
+    return tuple(found) if False in found else None
 
 
 def _goes_to(edge: Any) -> bool:
@@ -55,7 +61,7 @@ def _asked_one_by_one(node: Any, positions: tuple[int, ...]) -> Wanted:
     errors = 0
     for position in positions:
         edge = edges[position][0]
-        if type(edge) is not _LEAF:
+        if type(edge) is not LEAF:
             found.append(_goes_to(edge))
         elif errors == _MOST_ERRORS:
             found.append(True)

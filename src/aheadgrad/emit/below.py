@@ -1,0 +1,62 @@
+"""Which ops of a program need not pass autograd, which has nothing to do for them without grad mode.
+
+What autograd does all the same is to note which tensors are views of which, so that writes to one show in the
+other's version. That matters where somebody else sees both: views among the results are taken afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Saved
+from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
+
+_SEVERAL = 4
+
+
+def ops_below(program: Program) -> set[Op]:
+    """The ops that can run below autograd; the others come after them."""
+    ops = program.ops
+    if len(ops) < _SEVERAL or not all(_is_plain(op.target) for op in ops):
+        return set()
+    late = _late(program)
+    below = {op for op in ops if op not in late}
+    makers = {v: op for op in ops for v in op.values}
+    outputs = [(slot, _behind(makers, v)) for slot, v in program.outputs if type(v) is Value]
+    seen = {root for slot, (*_, root) in outputs if not isinstance(slot, Saved)}
+    for slot, (*views, root) in outputs:
+        unknown = not isinstance(slot, Saved) or root in seen or root not in makers
+        if unknown and any(makers[v] in below for v in views):
+            return set()
+    return below
+
+
+def _late(program: Program) -> set[Op]:
+    """Views that only results need."""
+    needed: set[Any] = set()  # by ops that run before
+    results = {v for v in program.results if type(v) is Value}
+    late: set[Op] = set()
+    for op in reversed(program.ops):
+        values = set(op.values)
+        if is_view_op(op.target) and needed.isdisjoint(values) and not results.isdisjoint(values):
+            late.add(op)
+            results.update(op.uses)
+        else:
+            needed.update(op.uses)
+    return late
+
+
+def _behind(makers: dict[Value, Op], value: Value) -> list[Value]:
+    """A value, what it is a view of, what that is a view of, and so on."""
+    found = [value]
+    while value in makers and (viewed := makers[value].viewed) is not None:
+        value = viewed
+        found.append(value)
+    return found
+
+
+def _is_plain(target: Any) -> bool:
+    """Is it one of torch's own ops, and does it compute and nothing else?"""
+    return type(target) is OpOverload and target.namespace == "aten" and not is_mutable(target)
