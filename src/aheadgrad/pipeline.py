@@ -183,7 +183,7 @@ class Steps:
                 outputs = [level.exits[i] for i in component.exits]
                 return padded(usual.call, outputs, component.expected, asked)
             if by_subclasses:
-                return compile_eager(program).call
+                return compile_eager(program, foreign=True).call
             used.extend(_used(level, program, saved))
             if checking:
                 made = Executable(looking_for_nan(program, further.edges))
@@ -237,8 +237,8 @@ class Steps:
         asked, by_subclasses = _asked(self.level, pattern)
         compiler = self.compiler
         if by_subclasses:
-            options = replace(self.level.options, backend="eager")
-            compiler = Compiler(options, compiler.mode, compiler.journal)
+            plainly = replace(self.level.options, backend="eager")
+            compiler = Compiler(plainly, compiler.mode, compiler.journal, foreign=True)
 
         def make(further: Further) -> Any:
             level, door = further.level, further.door

@@ -337,3 +337,15 @@ def test_a_shape_is_returned_beside_what_is_saved() -> None:
         return a.sin(), a.shape
 
     check(f, matrix)
+
+
+def test_an_input_that_is_transposed_in_place_is_saved_as_it_was_read() -> None:
+    def f(a: Tensor) -> Any:
+        a.t_()
+        return a.square()
+
+    def given() -> Given:
+        x = torch.tensor([[-0.81, 0.99, 1.56]], requires_grad=True)
+        return [x], (x * 1,)
+
+    check(f, given)

@@ -107,6 +107,22 @@ def test_tangents_of_another_kind(kind: str, options: Any) -> None:
     alike(second(product, *KINDS[kind]()), second(strict(product, **options), *KINDS[kind]()))
 
 
+@pytest.mark.parametrize("first", [leaf, pair])
+@pytest.mark.parametrize("last", [leaf, pair])
+def test_tangents_of_several_kinds(first: Any, last: Any) -> None:
+    """A plain result is not written over with a subclass, which would do so once for each of its parts."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x * y) + x.sin(), (x * x * y).cos()
+
+    def run(fn: Any) -> list[Tensor]:
+        x, y = leaf(3), leaf(3, seed=1)
+        grads = torch.autograd.grad(fn(x, y), (x, y), (first(3, seed=2), last(3, seed=3)), create_graph=True)
+        return [*grads, *torch.autograd.grad(grads, (x, y), [torch.ones_like(g) for g in grads])]
+
+    alike(run(fn), run(strict(fn)))
+
+
 @pytest.mark.parametrize("compiled", [strict, default], ids=["trace", "dynamo"])
 def test_other_sizes(compiled: Any) -> None:
     fn = compiled(product, dynamic=True)

@@ -19,22 +19,25 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.shorter import shortened
 
 
-def compile_eager(request: Request | Program) -> Executable:
-    """An executable whose lines callers that generate code can take; others get a function of its own."""
+def compile_eager(request: Request | Program, *, foreign: bool = False) -> Executable:
+    """An executable whose lines callers that generate code can take; others get a function of its own.
+
+    `foreign`: it will be given tensor subclasses that the recording knows nothing of.
+    """
     program = request.program if isinstance(request, Request) else request
     if program.role == "backward" and not program.parts_first:
         program = shortened(program)
-    inline = functools.partial(write_body, program)
-    return Executable(Later(functools.partial(_function, program)), inline=inline)
+    inline = functools.partial(write_body, program, foreign=foreign)
+    return Executable(Later(functools.partial(_function, program, foreign)), inline=inline)
 
 
-def _function(program: Program) -> Boxed:
+def _function(program: Program, foreign: bool) -> Boxed:
     script = Script(program.role.replace(" ", "_"))
     places = [local_name(p.name) for p in program.inputs]
     if places:
         script.line(f"{', '.join(places)}, = args")
         script.line("args.clear()")
-    results = write_body(program, script, places)
+    results = write_body(program, script, places, foreign=foreign)
     script.line(f"return [{', '.join(results)}]")
     return script.function("args")[0]
 

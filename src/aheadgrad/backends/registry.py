@@ -102,7 +102,10 @@ def settled(options: Options, device: str) -> Options:
 class Compiler:
     """The backend of one call. It knows how results are laid out, for the programs that take them."""
 
-    def __init__(self, options: Options, mode: FakeTensorMode | None, journal: Journal) -> None:
+    def __init__(
+        self, options: Options, mode: FakeTensorMode | None, journal: Journal, *, foreign: bool = False
+    ) -> None:
+        self.foreign = foreign  # will programs be given subclasses that the recording knows nothing of?
         self.journal = journal
         self.backend = find_backend(options.backend)
         self.mode = mode
@@ -113,7 +116,7 @@ class Compiler:
         """Compiles a program now; a backward when it is first called, for what the forward really gives."""
         request = Request(program, self.mode, self.layouts, self.shared, given_away)
         if self.backend is compile_eager:
-            return only_gradients(program, compile_eager(request))
+            return only_gradients(program, compile_eager(request, foreign=self.foreign))
         if program.role == "backward":
             later = Later(lambda: self._now(request).call, RECORDING)
             return only_gradients(program, Executable(later))

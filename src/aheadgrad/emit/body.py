@@ -26,13 +26,14 @@ _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 
 
 def write_body(
-    program: Program, script: Script, places: list[str], *, keep_places: bool = False
+    program: Program, script: Script, places: list[str], *, keep_places: bool = False, foreign: bool = False
 ) -> list[str]:
     """Writes the program's lines on the given local names; returns expressions for its results.
 
     `keep_places`: the caller goes on with these names. Otherwise they are dropped like any other value.
+    `foreign`: some of what comes is of tensor subclasses that the program knows nothing of.
     """
-    return _Body(program, script, places, keep_places).write()
+    return _Body(program, script, places, keep_places, foreign).write()
 
 
 def local_name(name: str) -> str:
@@ -40,7 +41,9 @@ def local_name(name: str) -> str:
 
 
 class _Body:
-    def __init__(self, program: Program, script: Script, places: list[str], keep_places: bool) -> None:
+    def __init__(
+        self, program: Program, script: Script, places: list[str], keep_places: bool, foreign: bool
+    ) -> None:
         self.program = program
         self.script = script
         self.space: Namespace = script.names
@@ -53,10 +56,11 @@ class _Body:
                 self.numbers.setdefault(port.value.expr, place)
         self.places = places
         self.stay = set(self.names) if keep_places else set()
-        self.over = reused(program)
+        self.over = {} if foreign else reused(program)
+        self.below = set() if foreign else ops_below(program)
 
     def write(self) -> list[str]:
-        below = ops_below(self.program)
+        below = self.below
         first = [op for op in self.program.ops if op in below]
         rest = [op for op in self.program.ops if op not in below]
         dropped = self._last_uses([*first, *rest])

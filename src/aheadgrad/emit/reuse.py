@@ -4,8 +4,8 @@
     add = mul.add_(t1)          # in place of torch.add(mul, t1)
 
 The numbers are the same; memory is not asked for, and what is still in the processor's cache is used again.
-Operands are taken only if nothing else can be in the same memory. And what tangents lead to never goes
-over what they do not lead to: a backward may be run for a batch of tangents at once.
+Operands are taken only if nothing else can be in the same memory. And what a tangent leads to never goes
+over what it does not lead to: a backward may be run for a batch of some tangents at once.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ def reused(program: Program) -> dict[Op, tuple[Any, int]]:
     for op in program.ops:
         for v in dict.fromkeys(op.uses):
             users.setdefault(v, []).append(op)
-    led_to = {p.value for p in program.inputs if isinstance(p.slot, Tangent)}
+    behind: dict[Value, set[Value]] = {  # the tangents that lead to a value
+        p.value: {p.value} for p in program.inputs if isinstance(p.slot, Tangent)
+    }
     for op in program.ops:
-        if not led_to.isdisjoint(op.uses):
-            led_to.update(op.values)
+        tangents = set().union(*(behind.get(v, ()) for v in op.uses))
+        behind.update((v, tangents) for v in op.values)
     free = {
         op.out
         for op in program.ops
@@ -80,7 +82,7 @@ def reused(program: Program) -> dict[Op, tuple[Any, int]]:
             x = op.args[k] if k < len(op.args) else None
             if type(x) is not Value or x not in free or users[x][-1] is not op or times[x] > 1:
                 continue
-            if x.type == op.out.type and (x in led_to or led_to.isdisjoint(op.uses)):
+            if x.type == op.out.type and len(behind[x]) == len(behind[op.out]):
                 found[op] = over, k
                 break
     return found

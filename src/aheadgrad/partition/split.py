@@ -46,7 +46,7 @@ def _choose(joint: Joint, gradients: Gradients) -> SavedSet:
     demands = demands_of(joint.options)
     plain = demands is DEFAULT and not joint.tape.has_regions
     given = [] if joint.options.one_node else [p.value for p in joint.ports() if type(p.value) is Value]
-    stay = set(given).difference(joint.changed)
+    stay = set(given).difference(joint.changed, joint.reshaped)
     return choose(table_of(joint, gradients, plain=plain), joint.ports(), demands, stay)
 
 
