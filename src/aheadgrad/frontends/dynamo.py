@@ -78,10 +78,8 @@ def backend(
     gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: Any = None
 ) -> Callable[..., Any]:
     """The backend of `torch.compile`: compiles one graph. `options` are those of `aheadgrad.compile`."""
-    given = dict(options or {})
-    if mode is not None and mode != "default":
-        given.setdefault("mode", mode)
-    chosen = Options.for_graphs(given)
+    told = {} if mode in (None, "default") else {"mode": mode}
+    chosen = Options.for_graphs({**told, **(options or {})})
     find_backend(chosen.backend, chosen.mode)
     return compile_graph(gm, example_inputs, chosen, lambda: None)
 
