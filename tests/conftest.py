@@ -24,6 +24,8 @@ from aheadgrad.frontends.compiled import Described
 gc.set_threshold(20_000, 20, 50)
 # Tests compare with eager to the last bit: those of a backend name it. Processes started here inherit this.
 os.environ.setdefault("AHEADGRAD_BACKEND", "eager")
+# Inductor compiles in this process: its threads would change the list of warnings under others' hands.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 KNOWN = Path(__file__).parent / "differences" / "known.txt"
 

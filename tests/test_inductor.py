@@ -59,6 +59,7 @@ def test_values_and_gradients_of_two_orders_with_the_random_numbers_of_eager(fro
         same(gradients(compiled, list(net.parameters()), x), gradients(net, list(net.parameters()), x))
 
 
+@pytest.mark.zoo
 def test_a_convolution_net_trains_as_in_eager() -> None:
     """The forward lays out what it keeps as it likes; BatchNorm's buffers are updated."""
     torch.manual_seed(0)
@@ -187,6 +188,7 @@ def test_behind_torch_compile_with_graph_breaks_and_modes() -> None:
     same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(fn(x).sum(), x))
 
 
+@pytest.mark.zoo
 def test_one_graph_of_changing_sizes_inside_code_that_torch_compiles() -> None:
     """`fullgraph=True`, sizes that become symbols by themselves, and a compiled function inside."""
     inner = aheadgrad.compile(lambda x: torch.sin(x) * x.sum(-1, keepdim=True), backend="inductor")
