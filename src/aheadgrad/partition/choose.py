@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from aheadgrad.errors import InvalidProgram
 from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.options import Policy
 from aheadgrad.partition.plan import DEFAULT, Demands, plan
@@ -20,6 +21,7 @@ from aheadgrad.program.cut import Cutter
 from aheadgrad.program.random import state_before
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Port, Value, free_symbols, numbers_in
+from aheadgrad.torchlayer.costs import Kind
 from aheadgrad.torchlayer.dispatch import is_random, is_view_op
 from aheadgrad.torchlayer.subclasses import values_of
 from aheadgrad.torchlayer.symbols import Number
@@ -78,6 +80,7 @@ def choose(
             if whole is not None:
                 used.setdefault(whole, "derivatives of higher order")
         used = {_untransposed(tape, v, stay): user for v, user in used.items()}
+    _check(table, runs)
     place: dict[Any, int] = {}
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
@@ -94,6 +97,16 @@ def choose(
     ]
     saved.sort(key=lambda s: (-1, place[s.value]) if s.value.op is None else (s.value.op, s.value.part or 0))
     return SavedSet(tuple(saved), _sizes(cutter, inputs, gradients, saved))
+
+
+def _check(table: Table, runs: set[int]) -> None:
+    """No op runs again that must not. (That all else can be had from what is saved, `walk_backward` has seen:
+    it went from the gradients, and from what eager keeps for higher orders, to saved values and inputs.)"""
+    for i in runs:
+        if table.kinds[i] is Kind.NEVER and i in table.ahead:
+            raise InvalidProgram(
+                f"{table.ops[i].name} would run twice, which {table.ops[i].target} must not."
+            )
 
 
 def _untransposed(tape: Tape, value: Value, inputs: Collection[Value]) -> Value:

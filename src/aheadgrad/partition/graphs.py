@@ -5,6 +5,9 @@ The same rule as for programs (`choose`), behind a door: the graph is read, spli
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
@@ -48,6 +51,19 @@ def min_cut_rematerialization_partition(
     return _partition(joint_module, num_fwd_outputs, demands_of(options))
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs are many small objects, none of them garbage; looking through all there is takes longer."""
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
+
+
+@_no_collection()
 def _partition(
     joint_module: fx.GraphModule, num_fwd_outputs: int, demands: Demands
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
