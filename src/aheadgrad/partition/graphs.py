@@ -1,6 +1,6 @@
-"""The default partition on a bare joint graph, for partition functions that build on it.
+"""The partitions on a bare joint graph, for partition functions that build on them.
 
-The same rule as for programs (`choose`), behind a door: the graph is read, split, and two graphs are made.
+The same rules as for programs (`choose`), behind a door: the graph is read, split, and two graphs are made.
 """
 
 from __future__ import annotations

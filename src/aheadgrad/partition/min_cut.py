@@ -28,9 +28,9 @@ from aheadgrad.torchlayer.replay import state_bytes
 
 _SOURCE, _SINK = 0, 1
 _WIDEST = 1 << 29  # flows have 32 bits
-_ORDER = 1e-3
-_REDUCED = 0.19  # ... by a reduction, which reads much to give little
 _TRAFFIC = 0.01  # the bytes that a byte is worth that is read or written once more
+_REDUCED = 0.19  # ... by a reduction, which reads much to give little
+_ORDER = 1e-3  # what arithmetic at the end weighs more than at the beginning: it tells like layers apart
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,10 @@ class Network:
         wish = self.table.wishes.get(i)
         if self.table.ops[i].region is not None and i in self.table.ahead:
             return kind is Kind.VIEW
-        if wish is not None:
-            return (
-                not wish.saves and kind is not Kind.NEVER
-                if wish.must or not wish.saves
-                else kind <= rules.kind
-            )
+        if wish is not None and wish.saves and (wish.must or rules.kind < Kind.RANDOM):
+            return False  # only a budget overrules what is merely preferred
+        if wish is not None and not wish.saves:
+            return kind is not Kind.NEVER
         if not self.table.avoided.isdisjoint(self.table.reads(self.table.ops[i])):
             return False
         if i not in self.table.ahead:

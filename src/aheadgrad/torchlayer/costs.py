@@ -64,6 +64,8 @@ def kind_of(target: Any) -> Kind:
     name = target.overloadpacket.__name__
     if target.namespace not in ("aten", "prims") or is_collective(target) or is_effectful(target):
         return Kind.NEVER
+    if is_mutable(target) or not target._schema.returns:
+        return Kind.NEVER
     if is_view_op(target):
         return Kind.VIEW
     if target.overloadpacket in flop_registry:
@@ -72,8 +74,6 @@ def kind_of(target: Any) -> Kind:
         return Kind.FUSES if not is_random(target) else Kind.RANDOM
     if any(part in name for part in _ARITHMETIC):
         return Kind.MATRIX
-    if is_mutable(target) or not target._schema.returns:
-        return Kind.NEVER
     return Kind.RANDOM if is_random(target) else Kind.SWEEPS
 
 
