@@ -235,12 +235,10 @@ class Cond(Rule):
         return [None, *_spread(wanted, grads)]
 
 
-@dataclass(frozen=True, eq=False)
-class Map(Rule):
-    """Operands: what is taken row by row, then the rest. The examples are rows."""
+class RowByRow(Rule):
+    """An operator with one function, which it calls for each row."""
 
     function: Function
-    rows: int
     examples: tuple[Any, ...]
 
     @cached_property
@@ -250,6 +248,15 @@ class Map(Rule):
     @property
     def own(self) -> int:
         return len(outputs_of(self.graph))
+
+
+@dataclass(frozen=True, eq=False)
+class Map(RowByRow):
+    """Operands: what is taken row by row, then the rest. The examples are rows."""
+
+    function: Function
+    rows: int
+    examples: tuple[Any, ...]
 
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         graph, n = self.graph, self.rows
@@ -272,7 +279,7 @@ class Map(Rule):
 
 
 @dataclass(frozen=True, eq=False)
-class Scan(Rule):
+class Scan(RowByRow):
     """Operands: what is carried, what is taken row by row, then the rest.
 
     Kept: what was carried into each step.
@@ -282,14 +289,6 @@ class Scan(Rule):
     carried: int
     rows: int
     examples: tuple[Any, ...]
-
-    @cached_property
-    def graph(self) -> GraphModule:
-        return traced(self.function, self.examples)
-
-    @property
-    def own(self) -> int:
-        return len(outputs_of(self.graph))
 
     def operator(self, *, keeps: bool) -> Callable[[list[Any]], Any]:
         graph, groups = self.graph, (self.carried, self.rows)
