@@ -537,6 +537,21 @@ def test_jagged_tensors() -> None:
     assert len(fast.entries) == 1
 
 
+def test_a_recording_leaves_nothing_of_itself_in_globals() -> None:
+    from torch.nested._internal import nested_tensor
+
+    found, nested_tensor._dummy_instance = nested_tensor._dummy_instance, None
+    try:
+        offsets = torch.tensor([0, 2, 5])
+        v = leaf(5, 3)
+        out = strict(lambda v: torch.nested.nested_tensor_from_jagged(v, offsets).sin().values())(v)
+        assert torch.equal(out, v.sin())
+        kept = nested_tensor._dummy_instance
+        assert kept is None or type(kept._values) is Tensor
+    finally:
+        nested_tensor._dummy_instance = found
+
+
 def test_jagged_leaves() -> None:
     fast = strict(lambda n: n.sin() * 2)
     n = torch.nested.nested_tensor([leaf(2, 3, grad=False), leaf(1, 3, grad=False)], layout=torch.jagged)

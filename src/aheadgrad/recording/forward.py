@@ -27,6 +27,7 @@ from aheadgrad.torchlayer.distributed import noticing_wrappers
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, GuardOnDataDependentSymNode
 from aheadgrad.torchlayer.kernels import is_refusal
+from aheadgrad.torchlayer.subclasses import no_trace_in_globals
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,7 @@ def run(session: Session, call: Call) -> Forward:
                 random.noticing_changes() as set_inside,
                 functional.noticing_set(session.limits.new_memory),
                 noticing_wrappers(no_wrapper),
+                no_trace_in_globals(),
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nested._internal import nested_tensor
 from torch.utils._mode_utils import no_dispatch
 
 from aheadgrad.torchlayer import trees as pytree
@@ -39,6 +41,16 @@ def is_plain(t: Tensor) -> bool:
     if type(t) in _PLAIN:
         return True
     return type(t).__torch_dispatch__ is _NO_DISPATCH
+
+
+@contextmanager
+def no_trace_in_globals() -> Iterator[None]:
+    """The first jagged tensor of a process leaves one in a global of torch's: not one of a recording."""
+    found = nested_tensor._dummy_instance
+    try:
+        yield
+    finally:
+        nested_tensor._dummy_instance = found
 
 
 class Veil(Tensor):
