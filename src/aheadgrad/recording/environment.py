@@ -13,6 +13,7 @@ from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabl
 from aheadgrad.torchlayer.dispatch import deterministic_mode, deterministic_warns
 from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.subclasses import no_trace_in_globals
 
 
 class Ambient:
@@ -88,6 +89,7 @@ def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
         if veiled:
             stack.enter_context(functional.not_here())
         stack.enter_context(quiet_logs())
+        stack.enter_context(no_trace_in_globals())
         if torch.is_anomaly_enabled():  # it looks at values, of which there are none here
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
         for mode in modes:

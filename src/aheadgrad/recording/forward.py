@@ -109,7 +109,7 @@ def run(session: Session, call: Call) -> Forward:
                 random.noticing_changes() as set_inside,
                 functional.noticing_set(session.limits.new_memory),
                 noticing_wrappers(no_wrapper),
-                no_trace_in_globals(),
+                no_trace_in_globals(),  # before anybody asks what the function has left behind
                 session.recorder.running_users_code(),
                 session.ambient.watching(),
             ):
