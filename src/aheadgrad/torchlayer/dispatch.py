@@ -135,7 +135,7 @@ def dual_level() -> int:
 
 @contextmanager
 def duals_hidden() -> Iterator[None]:
-    """As if there were no forward-mode level, for tensors without tangents. (It cannot be left for a while.)"""
+    """As if there were no forward-mode level, for tensors without tangents. (It cannot be left meanwhile.)"""
     before, _duals.hidden = _duals.hidden, True
     try:
         yield
