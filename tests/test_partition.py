@@ -184,7 +184,7 @@ def test_the_drop_in_cuts_too() -> None:
 
 
 def test_nothing_is_made_earlier_than_it_must_be() -> None:
-    """The gradient of `b` rests on a tensor that others need as well: it is made just before that one goes."""
+    """The gradient of `b` rests on what others need as well: it is made just before that goes."""
 
     def f(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return (x.sin() * w + b).exp()

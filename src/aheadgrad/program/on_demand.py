@@ -1,7 +1,7 @@
 """The order of a backward that runs ops of the forward again: each right before it is first needed.
 
-Run at the start, where the tape has them, their results would lie in memory until their turn comes. What frees
-nothing waits in the same way.
+Run at the start, where the tape has them, their results would lie in memory until their turn comes. What
+frees nothing waits in the same way.
 """
 
 from __future__ import annotations
