@@ -20,7 +20,7 @@ from aheadgrad.program.cut import Cutter
 from aheadgrad.program.effects import has_effect
 from aheadgrad.program.names import Naming
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Slot, UserInput, UserOutput
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
@@ -238,6 +238,15 @@ def program_of(
     leaving = list(zip(outputs, read.results, strict=True))
     cut = Cutter(tape).cut(role, ports, leaving, {op.phase for op in tape.ops})
     return replace(cut, made=module)
+
+
+def program_of_body(module: fx.GraphModule) -> Program:
+    """The graph of a function that a control-flow operator runs, as a program."""
+    read = GraphReader(module)
+    tape = read.tape(set())
+    ports = [Port(UserInput(name), value, name) for name, value in read.inputs]
+    leaving: list[tuple[Slot, Any]] = [(UserOutput(i), value) for i, value in enumerate(read.results)]
+    return Cutter(tape).cut("body", ports, leaving, {op.phase for op in tape.ops})
 
 
 def _names(slots: tuple[Slot, ...]) -> str:
