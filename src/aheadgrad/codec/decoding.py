@@ -250,10 +250,15 @@ def _bundle(reader: _Reader, row: list[Any]) -> Bundle:
 
 
 def _body(reader: _Reader, row: list[Any]) -> Any:
-    program = reader.value(row[1])
-    if type(program) is not Program:
+    program, single = reader.values(row[1:])
+    if type(program) is not Program or type(single) is not bool:
         raise ArtifactError("The function of a control-flow operator is no program.")
-    return check(program).module
+    module = check(program).module
+    if single:
+        last = module.graph.output_node()
+        (last.args,) = last.args  # the only result by itself
+        module.recompile()
+    return module
 
 
 def _operator(reader: _Reader, row: list[Any]) -> Any:

@@ -49,7 +49,7 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "Options": tuple(OPTIONS),
     "Naming": ("sizes", "writes"),
     "Bundle": ("form", "parts"),
-    "Body": ("program",),
+    "Body": ("program", "single"),
     "operator": ("name",),
     "symbol": ("name", "is", "is_not"),
     "expression": ("head", "args"),
@@ -284,7 +284,8 @@ def _other(writer: _Writer, value: Any) -> Any:
     if name is not None:
         return writer.put("operator", SPECIAL["operator"], [name], shared=True)
     if isinstance(value, fx.GraphModule):
-        return writer.row("Body", SPECIAL["Body"], (_body(value),), value, shared=False)
+        single = not isinstance(value.graph.output_node().args[0], list | tuple)
+        return writer.row("Body", SPECIAL["Body"], (_body(value), single), value, shared=False)
     if isinstance(value, type):
         return _class(value)
     if type(value) in ERRORS.values():

@@ -300,7 +300,8 @@ class GraphReader:
         elif node.op == "get_attr":
             self.env[node] = operator.attrgetter(str(node.target))(self.module)
         elif node.op == "output":
-            self.results = list(self._argument(node.args[0]))
+            returned = self._argument(node.args[0])
+            self.results = list(returned) if isinstance(returned, list | tuple) else [returned]
         elif node.op != "call_function":
             raise InvalidProgram(f"A graph of ATen ops is needed; {node.format_node()} is a {node.op}.")
         elif node.target is operator.getitem and type(self.env.get(node.args[0])) is tuple:  # type: ignore[arg-type]
