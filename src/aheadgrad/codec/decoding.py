@@ -267,7 +267,7 @@ def _body(reader: _Reader, row: list[Any]) -> Any:
     module = check(program).module
     if single:
         last = module.graph.output_node()
-        (last.args,) = last.args  # the only result by itself
+        last.args = (last.all_input_nodes[0],)  # the only result by itself
         module.recompile()
     return module
 

@@ -39,7 +39,7 @@ def is_trusted(op: Any, namespaces: Collection[str]) -> bool:
     if isinstance(op, HigherOrderOperator):
         return op.name() in _OPERATORS or op.name() in namespaces
     if isinstance(op, OpOverloadPacket):
-        return all(is_trusted(getattr(op, name), namespaces) for name in op.overloads())
+        return any(is_trusted(getattr(op, name), namespaces) for name in op.overloads())
     if op.namespace in namespaces:
         return True
     arguments = op._schema.arguments
