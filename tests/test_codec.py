@@ -226,12 +226,18 @@ def example() -> tuple[Tensor, Tensor]:
 def runs_equal(first: Program, second: Program) -> None:
     """Both give the same for inputs of the types that they take."""
     inputs = [_input(p.value) for p in first.inputs]
-    results = []
+    results: list[Any] = []
     for program in (first, second):
         torch.manual_seed(1)
         given = [t.clone() if isinstance(t, Tensor) else t for t in inputs]
         with torch.no_grad():
-            results.append(compile_eager(program).call(given))
+            try:
+                results.append(compile_eager(program).call(given))
+            except RuntimeError as error:  # an input has no room behind it for what it is a view of
+                results.append(str(error))
+    if isinstance(results[0], str):
+        assert results[1] == results[0]
+        return
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=0, equal_nan=True)
 
 
