@@ -90,6 +90,8 @@ def _check_op(op: Op) -> None:
         target = target.op
     if not all(type(v) in (Value, Number, int, float, bool, type(None)) for v in op.outs):
         raise ArtifactError(f"The results of {op.name} are neither tensors nor numbers.")
+    if type(out) is tuple and any(type(v) is Value and v.part not in (k, None) for k, v in enumerate(out)):
+        raise ArtifactError(f"The results of {op.name} are not in order.")
     if isinstance(target, OpOverload):
         wrong = misfit(target, args, op.kwargs, out, _is_tensor)
         if wrong is not None:

@@ -37,14 +37,14 @@ def store(tensors: Sequence[Tensor], names: Mapping[int, str]) -> tuple[bytes, l
         t, name = tensors[first], names.get(first, f"constant {first}")
         if not others and t.is_contiguous() and _name(t.dtype) in _KNOWN:
             stored[name] = t.detach().cpu().clone()
-            rows[first] = [name, *_about(t)]
+            rows[first] = [name, *_about(t), list(t.size()), None, None]
             continue
         name = f"memory {first}"
         stored[name], start = _bytes_of([tensors[k] for k in places])
         for k in places:
             t = tensors[k]
-            look = t.storage_offset() - start // t.dtype.itemsize, list(t.size()), list(t.stride())
-            rows[k] = [name, *_about(t), _name(t.dtype), *look]
+            offset = t.storage_offset() - start // t.dtype.itemsize
+            rows[k] = [name, *_about(t), list(t.size()), list(t.stride()), offset]
     data: bytes = safetensors.torch.save(stored)
     return data, [rows[k] for k in range(len(tensors))]
 
@@ -58,8 +58,8 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _about(t: Tensor) -> tuple[str, bool]:
-    return str(t.device), t.requires_grad
+def _about(t: Tensor) -> tuple[str, bool, str]:
+    return str(t.device), t.requires_grad, _name(t.dtype)
 
 
 def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
@@ -100,19 +100,25 @@ def restore(data: bytes, rows: Any, *, here: bool = True) -> list[Tensor]:
 
 
 def _restored(row: Any, stored: dict[str, Tensor], memory: dict[Any, Tensor], here: bool) -> Tensor:
-    if type(row) is not list or len(row) not in (3, 7):
+    if type(row) is not list or len(row) != 7:
         raise ArtifactError("What a tensor looks like is no row.")
-    name, device, requires_grad, *look = row
-    if type(name) is not str or type(device) is not str or type(requires_grad) is not bool:
+    name, device, requires_grad, dtype, size, stride, offset = row
+    texts = type(name) is str and type(device) is str and type(dtype) is str
+    if not texts or dtype not in DTYPES or type(requires_grad) is not bool:
         raise ArtifactError("What a tensor looks like is of the wrong types.")
     if name not in stored:
         raise ArtifactError(f"There is no tensor {name[:80]!r} in the file.")
-    if not look and (name, device) in memory:
+    if stride is None and (name, device) in memory:
         raise ArtifactError(f"The tensor {name[:80]!r} is there twice.")
     held = memory.get((name, device))
     if held is None:
         held = memory[name, device] = _placed(stored[name].clone(), device if here else "cpu")
-    made = _part(held, look) if look else held
+    if stride is not None:
+        made = _part(held, DTYPES[dtype], size, stride, offset)
+    elif [held.dtype, list(held.size()), None] == [DTYPES[dtype], size, offset]:
+        made = held
+    else:
+        raise ArtifactError(f"The tensor {name[:80]!r} is not of the dtype and size that it is said to be.")
     if requires_grad and not (made.dtype.is_floating_point or made.dtype.is_complex):
         raise ArtifactError(f"The tensor {name[:80]!r} cannot require grad.")
     return made.requires_grad_(requires_grad)
@@ -129,15 +135,14 @@ def _placed(t: Tensor, device: str) -> Tensor:
         ) from error
 
 
-def _part(held: Tensor, look: list[Any]) -> Tensor:
-    dtype, offset, size, stride = look
-    if type(dtype) is not str or dtype not in DTYPES or held.dtype is not torch.uint8 or held.dim() != 1:
-        raise ArtifactError("A part of a memory has no dtype, or lies in no memory.")
+def _part(held: Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any) -> Tensor:
+    if held.dtype is not torch.uint8 or held.dim() != 1:
+        raise ArtifactError("A part of a memory lies in no memory.")
     numbers = [offset, *size, *stride] if type(size) is list and type(stride) is list else [None]
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) or len(size) != len(stride):
         raise ArtifactError("A part of a memory has no sizes and strides.")
-    itemsize = DTYPES[dtype].itemsize
+    itemsize = dtype.itemsize
     if _reach(size, stride, offset) * itemsize > held.numel() or offset * itemsize > held.numel():
         raise ArtifactError("A part of a memory reaches beyond it.")
-    made = torch.empty(0, dtype=DTYPES[dtype], device=held.device)
+    made = torch.empty(0, dtype=dtype, device=held.device)
     return made.set_(held.untyped_storage(), offset, size, stride)
