@@ -47,13 +47,14 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.transforms import set_aside
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, follow_numbers
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
+_ITEM = torch.Tensor.item
 _FIELDS: Any = torch.Tensor
 _ASKS_AUTOGRAD = {f.__get__ for f in (_FIELDS.requires_grad, _FIELDS.is_leaf, _FIELDS.grad_fn)}
 _USES_GRAD_FIELD = {
@@ -101,11 +102,15 @@ class Lift(TorchFunctionMode):
                 return self.__torch_function__(func, types, args, kwargs)
         if self.session.recorder.asking or func is LIFT_FRESH:
             return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
-        if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
+        if (
+            func in _USES_GRAD_FIELD
+            and not self.session.whole
+            and (func is not _GET_GRAD or self.session.is_leaf_input(args[0]))
+        ):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
-        if func in NEEDS_VALUE:
+        if func in NEEDS_VALUE or (func is _ITEM and self.session.whole):
             return self._read(func, args, kwargs)
         if func in COPIES_MEMORY:
             raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
@@ -157,6 +162,10 @@ class Lift(TorchFunctionMode):
                 raise Unknown
             value = self.session.values.of(self.session.ledger.current(given))
         except Unknown:
+            if self.session.whole and func is _ITEM:
+                self.session.follow_values()
+                follow_numbers(self.session.mode)
+                return counted(func, args, kwargs)
             raise DataDependentError(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"

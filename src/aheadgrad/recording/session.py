@@ -60,6 +60,7 @@ class Session:
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
+        self.whole = False  # is the function a whole step: with backward(), .grad and numbers that it reads?
         self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for

@@ -28,6 +28,7 @@ __all__ = [
     "SizesFromValues",
     "decides_sizes",
     "fakes_of_size",
+    "follow_numbers",
     "follow_values",
     "follows_values",
     "has_no_number",
@@ -52,6 +53,12 @@ def follows_values(mode: FakeTensorMode) -> bool:
 def follow_values(mode: FakeTensorMode) -> None:
     """From now on sizes that values decide are symbols. Reading a value stays an error."""
     mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
+
+
+def follow_numbers(mode: FakeTensorMode) -> None:
+    """From now on values that are read are symbols, too (where sizes that values decide are)."""
+    if mode.shape_env is not None:
+        object.__setattr__(mode.shape_env.settings, "allow_scalar_outputs", True)
 
 
 def has_no_number(value: Any) -> bool:
