@@ -62,7 +62,10 @@ class Exported:
         return self._runs.backward(*args, **kwargs)
 
     def call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, tangents: Sequence[Any] | None = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        tangents: Sequence[Any] | None = None,
     ) -> Step:
         """As `run`, given tangents of the differentiable outputs (in the order of the signature)."""
         return self._runs.call(args, kwargs or {}, tangents)

@@ -101,6 +101,3 @@ def _same_type(value: Any, was: Any, slot: Slot) -> None:
     if look != (was.type.dtype, was.type.size, was.type.device):
         now = type_text(value) if type(value) is Value else repr(value)
         raise InvalidProgram(f"{slot.describe()} was {type_text(was)}, and is {now} in the graph.")
-
-
-

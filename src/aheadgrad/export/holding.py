@@ -104,8 +104,8 @@ class Holding:
 
 def _called(fn: Any) -> Any:
     """The function or module that a call runs: `state` knows nothing of other callable objects."""
-    known = nn.Module | FunctionType | MethodType | partial
-    return fn if isinstance(fn, known) or not hasattr(fn, "__call__") else type(fn).__call__.__get__(fn)
+    known = isinstance(fn, nn.Module | FunctionType | MethodType | partial) or not callable(fn)
+    return fn if known else fn.__call__
 
 
 def _owner(fn: Any) -> Any:

@@ -21,7 +21,7 @@ class Interpreter:
         self._texts: dict[Any, Any] = {}
         self._last: dict[Value, int] = {}
         for i, op in enumerate(program.ops):
-            self._last.update({v: i for v in (*op.uses, *op.values)})
+            self._last.update(dict.fromkeys((*op.uses, *op.values), i))
         self._last.update({v: len(program.ops) for v in program.results if type(v) is Value})
 
     def __call__(self, given: list[Any]) -> list[Any]:

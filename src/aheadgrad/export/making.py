@@ -13,7 +13,7 @@ from aheadgrad.errors import CaptureError, InvalidOption
 from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.programs import Constants, with_names, with_one
-from aheadgrad.export.recorded import Recorded, Recorder, loss_index, of_loss
+from aheadgrad.export.recorded import Recorder, loss_index, of_loss
 from aheadgrad.export.shapes import check_free, symbols_for
 from aheadgrad.export.signature import Stage
 from aheadgrad.export.trees import paths, tree_of
@@ -24,8 +24,8 @@ from aheadgrad.partition.split import forward_program, split
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
-from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import is_foreign
 
 

@@ -71,11 +71,13 @@ def _check(leaf: Any, argument: Argument, sizes: dict[str, Any]) -> None:
         return
     assert argument.type is not None
     if not isinstance(leaf, Tensor) or is_foreign(leaf):
-        raise UnsupportedInput(f"{argument.path} is a {type(leaf).__name__}; the export takes a tensor there.")
+        raise UnsupportedInput(
+            f"{argument.path} is a {type(leaf).__name__}; the export takes a tensor there."
+        )
     if leaf.dtype is not argument.type.dtype or leaf.device.type != argument.type.device.type:
         raise UnsupportedInput(
-            f"{argument.path} is {leaf.dtype} on {leaf.device}; the export was made for {argument.type.dtype} "
-            f"on {argument.type.device}."
+            f"{argument.path} is {leaf.dtype} on {leaf.device}; the export was made for "
+            f"{argument.type.dtype} on {argument.type.device}."
         )
     if not _fits(tuple(leaf.shape), argument.type, sizes):
         raise UnsupportedInput(

@@ -65,8 +65,8 @@ class HeldOptimizer:
             for place, value in before.items():
                 if now.get(place, value) != value:
                     raise CaptureError(
-                        f"{self.path} keeps {place[-1]!r} as a number of Python's and changes it at each step, "
-                        "which a program cannot do. Keep it in a tensor."
+                        f"{self.path} keeps {place[-1]!r} as a number of Python's and changes it at each "
+                        "step, which a program cannot do. Keep it in a tensor."
                     )
         finally:
             self.optimizer.state.clear()

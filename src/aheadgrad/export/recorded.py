@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
 from aheadgrad.options import Options
-from aheadgrad.program.slots import ClosedOver, Parameter, UserOutput
+from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.recording import Recording
@@ -67,7 +67,9 @@ class Recorded:
         exits = (e.value for e in self.joint.leaving if e.slot == UserOutput(index))
         value = next(exits)
         if type(value) is not Value:
-            raise CaptureError("an optimizer keeps tensor subclasses in its state, which is not known how to do")
+            raise CaptureError(
+                "an optimizer keeps tensor subclasses in its state, which is not known how to do"
+            )
         return value.type
 
 
@@ -128,13 +130,13 @@ class Recorder:
         leaves, left.returns = tree_of(result, "the result")
         left.outputs = len(leaves)
         left.graded = {id(h.tensor) for h in tensors if _has_grad(see(h.tensor))}
+        held = {id(h.tensor) for h in tensors}
         for leaf, path in zip(self.flat.leaves, self.flat.paths, strict=True):
-            if isinstance(leaf, Tensor) and all(leaf is not h.tensor for h in tensors):
-                if _has_grad(see(leaf)):
-                    raise CaptureError(
-                        f"The function leaves a gradient in {path}.grad, which is no part of its results. "
-                        "Return torch.autograd.grad(...) instead, or export with loss=."
-                    )
+            if isinstance(leaf, Tensor) and id(leaf) not in held and _has_grad(see(leaf)):
+                raise CaptureError(
+                    f"The function leaves a gradient in {path}.grad, which is no part of its results. "
+                    "Return torch.autograd.grad(...) instead, or export with loss=."
+                )
         names = {id(h.tensor): h.name for h in tensors}
         made = [(k, n) for k, one in enumerate(self.holding.optimizers) for n in one.new(see, names)]
         left.states = [(k, key, name) for k, (key, name, _) in made]
@@ -230,12 +232,7 @@ def of_loss(found: Recorded, slot: UserOutput) -> tuple[Joint, Value] | None:
 
 
 def _only(joint: Joint, number: int, gradients: Any, tape: Any = None) -> Joint:
-    from dataclasses import replace
-
     if gradients is None:
         raise joint.failures[number]
-    parts = {"components": (joint.components[number],), "gradients": (gradients,)}
-    return replace(joint, tape=tape or joint.tape, **parts)
-
-
-__all__ = ["ClosedOver", "Parameter", "Recorded", "Recorder", "loss_index", "of_loss"]
+    one = (joint.components[number],)
+    return replace(joint, tape=tape or joint.tape, components=one, gradients=(gradients,))

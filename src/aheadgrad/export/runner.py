@@ -62,6 +62,7 @@ class Runner:
         signature = self.signature
         leaves = match(signature, args, kwargs, self.state, self.numbers)
         places = Reached(leaves, self.state)
+        self._count(tangents)
         with torch.no_grad():
             inputs = [places[signature.inputs[i]] for i in signature.taken]
             given = [p.detach() for t in inputs for p in parts_of(t)]
@@ -92,7 +93,9 @@ class Runner:
             found.append(next(rest) if one.form is None else build(one.form, rest))
         return found, list(rest)
 
-    def _update(self, places: Reached, leaving: list[Any], gradients: dict[str, Tensor | None], size: Size) -> None:
+    def _update(
+        self, places: Reached, leaving: list[Any], gradients: dict[str, Tensor | None], size: Size
+    ) -> None:
         signature = self.signature
         new, old = dict(signature.updates), dict(signature.old_memory)
         changed = [f for f in signature.facts.inputs if not f.untouched]
@@ -137,6 +140,17 @@ class Runner:
         given += self._tangents(backwards[k : k + 1], leaving, mine)
         return self.calls[k + 1](given + self._constants(k + 1))
 
+    def _count(self, given: Sequence[Any] | None) -> None:
+        """Are there as many tangents as it takes? That of a loss need not be given."""
+        expected = [t for b in self.signature.backwards for t in b.tangents]
+        if (given is None and self.signature.loss is not None) or len(given or ()) == len(expected):
+            return
+        names = ", ".join(self.signature.leaving[t.leaving].slot.describe() for t in expected)
+        raise InvalidOption(
+            f"This export takes {len(expected)} tangents ({names}) and got {len(given or ())}: "
+            "use exported.call(args, kwargs, tangents=[...])."
+        )
+
     def _tangents(
         self, backwards: Sequence[Backward], leaving: list[Any] | None, given: Sequence[Any] | None
     ) -> list[Any]:
@@ -144,12 +158,6 @@ class Runner:
         expected = [t for b in backwards for t in b.tangents]
         if given is None and leaving is not None and self.signature.loss is not None:
             given = [torch.ones_like(leaving[t.leaving]) for t in expected]
-        if len(given or ()) != len(expected):
-            names = ", ".join(self.signature.leaving[t.leaving].slot.describe() for t in expected)
-            raise InvalidOption(
-                f"This export takes {len(expected)} tangents ({names}) and got {len(given or ())}: "
-                "use exported.call(args, kwargs, tangents=[...])."
-            )
         found: list[Any] = []
         for t, tangent in zip(expected, given or (), strict=True):
             if t.type is not None and tangent.stride() != t.type.stride:

@@ -30,7 +30,7 @@ def symbols_for(flat: Flat, asked: Any) -> Symbols:
         return Symbols()
     wanted = _wanted(flat, asked)
     mode = new_mode(dynamic=True)
-    fakes = {}
+    fakes: dict[int, Any] = {}
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
         if isinstance(leaf, Tensor) and wanted.get(path):
             fakes.setdefault(id(leaf), symbolic_like(mode, leaf, f"L_{path}_", wanted[path]))

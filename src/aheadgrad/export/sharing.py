@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-
 from torch import Tensor
 
 from aheadgrad.export.signature import Place, Signature
@@ -50,10 +49,10 @@ def update(
             target.detach().copy_(former)
         if adopted is None:
             assert new is not None
-            target.set_(new.detach())  # type: ignore[call-overload]
+            target.set_(new.detach())
         else:
             g = _numbers(fact.final_geometry, size)
-            target.set_(adopted.untyped_storage(), g.offset, g.size, g.stride)  # type: ignore[call-overload]
+            target.set_(adopted.untyped_storage(), g.offset, g.size, g.stride)
             if fact.data_changed and new is not None and fact.history_changed:
                 target.copy_(new)
     else:
@@ -109,9 +108,7 @@ class Sharing:
     ) -> None:
         self.signature, self.facts = signature, signature.facts
         self.places, self.size = places, size
-        self.values: dict[Slot, Any] = {
-            e.slot: v for e, v in zip(signature.leaving, leaving, strict=True)
-        }
+        self.values: dict[Slot, Any] = {e.slot: v for e, v in zip(signature.leaving, leaving, strict=True)}
         self.roots: dict[int, Tensor] = {}
 
     def outputs(self) -> list[Any]:
@@ -166,6 +163,3 @@ class Sharing:
             g = _numbers(recipe.geometry, self.size)
             t = t.as_strided(g.size, g.stride, g.offset)
         return t if recipe.cut is None else t.detach()
-
-
-

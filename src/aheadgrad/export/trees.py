@@ -23,8 +23,8 @@ _KEYS = (str, int, bool, float, type(None))
 
 @dataclass(frozen=True)
 class Tree:
-    """A leaf (`kind` is "leaf"), or a container: `keys` are those of a dictionary, or names of fields; `where`
-    is `(module, name)` of a class that is not Python's own."""
+    """A leaf (`kind` is "leaf"), or a container: `keys` are those of a dictionary, or names of fields;
+    `where` is `(module, name)` of a class that is not Python's own."""
 
     kind: str
     children: tuple[Tree, ...] = ()

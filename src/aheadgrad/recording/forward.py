@@ -64,7 +64,7 @@ class Call:
     `returns` writes the entry's return value from the tree spec and the flat outputs' names
     (without it, the entry returns the flat outputs in a list);
     `watched` if the function is Python of the user's, which may leave tensors anywhere;
-    `whole` if it may call `backward()`, use `.grad` and read numbers: whoever asks knows what to do with those;
+    `whole` if it may call `backward()`, use `.grad` and read numbers, for callers who know what that means;
     `forward_only` if nobody wants gradients of the results.
     """
 

@@ -47,7 +47,7 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.transforms import set_aside
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, follow_numbers
+from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -162,10 +162,8 @@ class Lift(TorchFunctionMode):
                 raise Unknown
             value = self.session.values.of(self.session.ledger.current(given))
         except Unknown:
-            if self.session.whole and func is _ITEM:
-                self.session.follow_values()
-                follow_numbers(self.session.mode)
-                return counted(func, args, kwargs)
+            if func is _ITEM:
+                return self._explained_call(func, args, kwargs)
             raise DataDependentError(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"
@@ -178,7 +176,7 @@ class Lift(TorchFunctionMode):
         try:
             return self._call(func, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+            if not self.session.follow(error):
                 self.session.refused = error  # type: ignore[assignment]
                 raise
             let_go_of_locals(error)
