@@ -13,11 +13,11 @@ from aheadgrad.export.shapes import conditions_of, sizes_of
 from aheadgrad.export.signature import (
     Argument,
     Backward,
+    CallSignature,
     GradientOf,
     Held,
     Leaving,
     Place,
-    Signature,
     TangentOf,
 )
 from aheadgrad.export.trees import Tree, paths
@@ -57,12 +57,12 @@ class Describing:
         ports = tuple(p for p in program.inputs if type(p.value) is not Value or p.value not in away)
         return replace(program, inputs=ports)
 
-    def signature(self, takes: Tree, constants: Any, lifted: Constants) -> Signature:
+    def signature(self, takes: Tree, constants: Any, lifted: Constants) -> CallSignature:
         found, joint, left = self.found, self.joint, self.found.left
         outputs = {e.slot.index: i for i, e in enumerate(joint.leaving) if isinstance(e.slot, UserOutput)}
         new = range(len(outputs) - len(left.states), len(outputs))
         made = tuple((name, outputs[k]) for k, (_, _, name) in zip(new, left.states, strict=True))
-        return Signature(
+        return CallSignature(
             kind=self.kind,
             held=(*self._held(), *self._constants(constants, lifted), *self._made(made)),
             arguments=self._arguments(),

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from aheadgrad.export.graphs import described_module, program_from
 from aheadgrad.export.runner import Step
 from aheadgrad.export.running import Running
-from aheadgrad.export.signature import Signature, Stage
+from aheadgrad.export.signature import CallSignature, Stage
 from aheadgrad.program.program import Program
 
 
@@ -29,7 +29,7 @@ class Exported:
     state: dict[str, Tensor] = field(repr=False)
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> CallSignature:
         return self.stages[-1].signature
 
     @property

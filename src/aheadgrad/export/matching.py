@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.errors import UnsupportedInput
-from aheadgrad.export.signature import Argument, Place, Signature
+from aheadgrad.export.signature import Argument, CallSignature, Place
 from aheadgrad.export.trees import Tree, tree_of
 from aheadgrad.program.values import TensorType
 from aheadgrad.torchlayer.subclasses import is_foreign
@@ -19,7 +19,7 @@ _SMALLEST = 2
 
 
 def match(
-    signature: Signature,
+    signature: CallSignature,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     state: Mapping[str, Tensor],
@@ -47,7 +47,7 @@ def match(
     return leaves
 
 
-def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], signature: Signature) -> list[Any]:
+def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], signature: CallSignature) -> list[Any]:
     """The flat arguments of a call that is put together as the recorded one was."""
     order = signature.takes.children[1].keys
     if set(order) == set(kwargs):
@@ -98,7 +98,7 @@ def _fits(shape: tuple[int, ...], expected: TensorType, sizes: dict[str, Any]) -
     return True
 
 
-def _check_identity(k: int, leaves: list[Any], signature: Signature, state: Mapping[str, Tensor]) -> None:
+def _check_identity(k: int, leaves: list[Any], signature: CallSignature, state: Mapping[str, Tensor]) -> None:
     """What was one tensor is one, and no two others are."""
     same = signature.arguments[k].same_as
     if same is not None and same.kind == "argument":
@@ -112,7 +112,7 @@ def _check_identity(k: int, leaves: list[Any], signature: Signature, state: Mapp
         raise UnsupportedInput(f"{one} and {other} are one tensor, one of which the program changes.")
 
 
-def _matters(signature: Signature, *arguments: int) -> bool:
+def _matters(signature: CallSignature, *arguments: int) -> bool:
     """Is one of these changed, or handed out?"""
     changed = [signature.place(f.index) for f in signature.facts.inputs if not f.untouched]
     return any(Place("argument", k) in changed for k in arguments)

@@ -23,7 +23,7 @@ from aheadgrad.errors import InvalidOption
 from aheadgrad.export.interpreter import Call, Interpreter
 from aheadgrad.export.matching import match
 from aheadgrad.export.sharing import Sharing, Size, update
-from aheadgrad.export.signature import Backward, Place, Signature
+from aheadgrad.export.signature import Backward, CallSignature, Place
 from aheadgrad.export.trees import build as build_tree
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize
@@ -48,7 +48,7 @@ class Runner:
     def __init__(
         self,
         programs: Sequence[Program],
-        signature: Signature,
+        signature: CallSignature,
         state: dict[str, Tensor],
         calls: Sequence[Call] | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.export.signature import Place, Signature
+from aheadgrad.export.signature import CallSignature, Place
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -104,7 +104,7 @@ class Sharing:
     """The flat results of one call."""
 
     def __init__(
-        self, signature: Signature, places: Mapping[Place, Tensor], leaving: list[Any], size: Size
+        self, signature: CallSignature, places: Mapping[Place, Tensor], leaving: list[Any], size: Size
     ) -> None:
         self.signature, self.facts = signature, signature.facts
         self.places, self.size = places, size

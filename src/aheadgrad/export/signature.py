@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aheadgrad.codec.kinds import register
 from aheadgrad.export.trees import Tree
 from aheadgrad.facts.facts import Facts
 from aheadgrad.program.program import Program
@@ -109,7 +110,7 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Signature:
+class CallSignature:
     """`kind` is "forward", "joint" or "split".
 
     `inputs` are the tensors that a call is about, and `taken` those of them, by index, that the first program
@@ -188,4 +189,7 @@ class Stage:
     """The programs of one kind of call: one (forward or joint), or a forward and its backwards."""
 
     programs: tuple[Program, ...]
-    signature: Signature
+    signature: CallSignature
+
+
+register(Tree, Place, Held, Argument, Leaving, GradientOf, TangentOf, Backward, Size, CallSignature, Stage)

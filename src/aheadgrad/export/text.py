@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aheadgrad.export.signature import Held, Signature, Stage
+from aheadgrad.export.signature import CallSignature, Held, Stage
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -35,7 +35,7 @@ def text(stages: tuple[Stage, ...]) -> str:
     return "\n".join(lines).strip()
 
 
-def signature_lines(s: Signature) -> list[str]:
+def signature_lines(s: CallSignature) -> list[str]:
     lines = [f"{s.kind} export"]
     for kind in _KINDS:
         lines += [f"  {kind:<10} {_held(h)}" for h in s.held if h.kind == kind]
@@ -82,11 +82,11 @@ def _held(h: Held) -> str:
     return f"{h.name}: {look(h.type, h.form)}{fixed}{others}"
 
 
-def _changed(s: Signature) -> list[InputFacts]:
+def _changed(s: CallSignature) -> list[InputFacts]:
     return [f for f in s.facts.inputs if f.is_updated or f.becomes_leaf is not None]
 
 
-def _update(s: Signature, f: InputFacts) -> str:
+def _update(s: CallSignature, f: InputFacts) -> str:
     words = []
     if f.storage_changed:
         words.append("other memory" if f.adopts is None else f"the memory of {s.name_of(s.place(f.adopts))}")
@@ -99,7 +99,7 @@ def _update(s: Signature, f: InputFacts) -> str:
     return ", ".join(words)
 
 
-def _output(s: Signature, j: int) -> str:
+def _output(s: CallSignature, j: int) -> str:
     fact: Any = s.facts.outputs[j]
     if isinstance(fact, Constant):
         return f"{fact.value!r}"
@@ -114,7 +114,7 @@ def _output(s: Signature, j: int) -> str:
     return "a new tensor"
 
 
-def _root(s: Signature, r: int, own: int | None = None) -> str:
+def _root(s: CallSignature, r: int, own: int | None = None) -> str:
     root = s.facts.roots[r]
     if isinstance(root, InputRoot):
         return s.name_of(s.place(root.index))
