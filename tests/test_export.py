@@ -1,4 +1,4 @@
-"""Exports run elsewhere as their originals run here: results, updates, gradients, aliasing, in eager's bits."""
+"""Exports run as their originals do: results, updates, gradients, aliasing, to the last bit."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_arguments_may_be_anything_with_keywords_in_any_order() -> None:
         exported.run({"a": b, "b": [c, c]}, bias=a, scale=2.0)
     with pytest.raises(UnsupportedInput, match=r"pair\['a'\] has size \(4,\)"):
         exported.run({"a": torch.randn(4), "b": [c]}, bias=a, scale=2.0)
-    with pytest.raises(UnsupportedInput, match="bias is torch.float64"):
+    with pytest.raises(UnsupportedInput, match=r"bias is torch\.float64"):
         exported.run({"a": b, "b": [c]}, bias=a.double(), scale=2.0)
 
 

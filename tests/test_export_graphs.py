@@ -55,7 +55,7 @@ def test_nodes_are_described_and_stay_so() -> None:
 
 
 def test_a_graph_that_is_not_changed_comes_back() -> None:
-    model, exported, x = made()
+    _, exported, x = made()
     again = exported.from_graph_module(exported.graph_module)
     found, wanted = again.run(x), made()[1].run(x)
     torch.testing.assert_close(found.output, wanted.output, rtol=0, atol=0)

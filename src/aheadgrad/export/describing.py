@@ -44,7 +44,7 @@ class Describing:
         self.tensors: dict[str, Tensor] = {}
 
     def without_unused(self, program: Program) -> Program:
-        """The first program without what the function holds and does not use, but for parameters and buffers."""
+        """The first program without what it does not use of what is held, parameters and buffers excepted."""
         used = {v for op in program.ops for v in op.uses} | {v for v in program.results if type(v) is Value}
         away: set[Value] = set()
         for i, e in enumerate(self.joint.entrances):

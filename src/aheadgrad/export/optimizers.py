@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from aheadgrad.errors import CaptureError
+from aheadgrad.torchlayer.exporting import told_of_export
 
 See = Callable[[Any], Any]
 Key = tuple[int, str]  # which parameter, and what of its state
@@ -59,6 +60,9 @@ class HeldOptimizer:
         self.optimizer.state.clear()
         self.optimizer.state.update(traced)
         before = self._numbers()
+        own = vars(self.optimizer)
+        kept = {"step": own["step"]} if "step" in own else {}  # as schedulers put it there
+        own["step"] = _untold(self.optimizer.step)
         try:
             yield
             now = self._numbers()
@@ -69,6 +73,8 @@ class HeldOptimizer:
                         "step, which a program cannot do. Keep it in a tensor."
                     )
         finally:
+            del own["step"]
+            own.update(kept)
             self.optimizer.state.clear()
             self.optimizer.state.update(self.states)
             for group, was in zip(groups, self.groups, strict=True):
@@ -93,3 +99,13 @@ class HeldOptimizer:
             for key, value in self.optimizer.state.get(see(p), {}).items():
                 if isinstance(value, Tensor) and not isinstance(known.get(key), Tensor):
                     yield (k, key), self.name(key, names[id(p)]), value
+
+
+def _untold(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step that knows nothing of an export: optimizers round in other ways when they are compiled."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        with told_of_export(told=False):
+            return step(*args, **kwargs)
+
+    return plain

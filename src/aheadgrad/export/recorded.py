@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import CaptureError, InvalidOption
+from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.holding import HeldTensor, Holding
 from aheadgrad.export.optimizers import Key
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
 from aheadgrad.frontends.function import Flat, make_call
+from aheadgrad.frontends.plain import SIMPLE
 from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
@@ -33,6 +34,8 @@ from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dynamo import Symbols
+from aheadgrad.torchlayer.exporting import told_of_export
+from aheadgrad.torchlayer.symbols import is_symbolic
 
 # Without cuts between outputs, where one backward would hand over to another.
 _OPTIONS = Options(partition="min_cut", dynamic=False)
@@ -81,10 +84,11 @@ class Recorder:
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self.copied: int | None = None  # the flat output that leaves once more as a copy
+        self.told = False  # is the function told that it is being exported?
 
     def record(self) -> Recorded:
         """With gradients in place of those that the function leaves, if it may add to them."""
-        found = self._record()
+        found = self._first()
         if not found.left.graded or self.holding.grads:
             return found
         held = {id(h.tensor): h.tensor for h in found.tensors}
@@ -95,6 +99,26 @@ class Recorder:
             self.holding.grads = {key: g for key, g in self.holding.grads.items() if key in kept}
             again = self._record()
         return again
+
+    def _first(self) -> Recorded:
+        """A function that decides by values may do without where it is told of the export, as it is by torch's;
+        one that changes an attribute may do so at its first call only."""
+        before = self.holding.state
+        try:
+            return self._record()
+        except DataDependentError:
+            if self.told:
+                raise
+            self.told = True
+            return self._first()
+        except FallbackError as error:
+            if not error.once:
+                raise
+        try:
+            return self._record()
+        except FallbackError:
+            before.put_back()
+            raise
 
     def _record(self) -> Recorded:
         holding, left = self.holding, Left()
@@ -109,7 +133,8 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
-            result = self.fn(*args, **kwargs)
+            with told_of_export(told=self.told):
+                result = self.fn(*args, **kwargs)
             see = sees[0]
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             now = holding.state.look(originals)
@@ -128,6 +153,12 @@ class Recorder:
 
     def _results(self, result: Any, see: Any, tensors: list[HeldTensor], left: Left) -> list[Any]:
         leaves, left.returns = tree_of(result, "the result")
+        for leaf, path in zip(leaves, paths(left.returns), strict=True):
+            if not isinstance(leaf, (Tensor, *SIMPLE)) and not is_symbolic(leaf):
+                raise CaptureError(
+                    f"The result has a {type(leaf).__name__} at {path or 'its top'}, which an export cannot "
+                    "hold. Return tensors, numbers and texts (of a Hugging Face model: config.use_cache=False)."
+                )
         left.outputs = len(leaves)
         left.graded = {id(h.tensor) for h in tensors if _has_grad(see(h.tensor))}
         held = {id(h.tensor) for h in tensors}

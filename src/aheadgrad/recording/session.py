@@ -143,7 +143,7 @@ class Session:
         return True
 
     def follow(self, error: BaseException) -> bool:
-        """After an error: can a size, or a number, that values decide be recorded with a symbol from now on?"""
+        """After an error: can a size or number that values decide be recorded with a symbol, from now on?"""
         if isinstance(error, DynamicOutputShapeException):
             return self.follow_values()
         if not self.whole or not isinstance(error, DataDependentOutputException):
