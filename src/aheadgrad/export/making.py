@@ -38,6 +38,7 @@ def export(
     partition: str | None = None,
     tangents: bool = False,
     dynamic_shapes: Any = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Exported:
     """The programs of one call, with names: see `aheadgrad.export`."""
     if partition not in (None, "default", "min_cut"):
@@ -49,7 +50,7 @@ def export(
     wants = loss is not None or partition is not None or tangents
     symbols = symbols_for(flat, dynamic_shapes)
     with RECORDING:
-        recorder = Recorder(fn, flat, forward_only=not wants, symbols=symbols)
+        recorder = Recorder(fn, flat, forward_only=not wants, symbols=symbols, decompositions=decompositions)
         making = _Making(recorder, given, loss, partition, wants)
         first = making.stage()
         check_free(flat, dynamic_shapes, first.signature.sizes)

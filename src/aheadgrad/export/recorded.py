@@ -7,7 +7,7 @@ when it is recorded again with gradients in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,9 +36,6 @@ from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.exporting import told_of_export
 from aheadgrad.torchlayer.symbols import is_symbolic
-
-# Without cuts between outputs, where one backward would hand over to another.
-_OPTIONS = Options(partition="min_cut", dynamic=False)
 
 
 @dataclass(eq=False)
@@ -79,8 +76,18 @@ class Recorded:
 class Recorder:
     """Records one function for one kind of call."""
 
-    def __init__(self, fn: Callable[..., Any], flat: Flat, *, forward_only: bool, symbols: Symbols) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        flat: Flat,
+        *,
+        forward_only: bool,
+        symbols: Symbols,
+        decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    ) -> None:
         self.fn, self.flat, self.symbols = fn, flat, symbols
+        # Without cuts between outputs, where one backward would hand over to another.
+        self.options = Options(partition="min_cut", dynamic=False, decompositions=dict(decompositions or {}))
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self.copied: int | None = None  # the flat output that leaves once more as a copy
@@ -144,7 +151,7 @@ class Recorder:
 
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)
         call.whole, call.forward_only, call.symbols = True, self.forward_only, self.symbols
-        recording, joint = pipeline.record(call, _OPTIONS, Journal())
+        recording, joint = pipeline.record(call, self.options, Journal())
         session = recording.session
         reals = [e.real for e in session.entrances] + [m.real for m in session.members]
         found = _Places(tensors, self.flat, session)
