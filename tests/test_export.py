@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import aheadgrad
 from aheadgrad.errors import AheadgradError, CaptureError, InvalidOption, UnsupportedInput
 from aheadgrad.testing.two import TwoTensor
+from tests.export_cases import export
 
 Pair = namedtuple("Pair", "first second")
 
@@ -54,7 +54,7 @@ def seeded() -> None:
 
 def test_a_forward_has_names_updates_and_results() -> None:
     model = Mlp()
-    exported = aheadgrad.export(model, batch())
+    exported = export(model, batch())
     signature = exported.signature
     assert signature.kind == "forward"
     assert set(signature.parameters) == set(dict(model.named_parameters()))
@@ -77,7 +77,7 @@ def test_a_forward_has_names_updates_and_results() -> None:
 def test_exporting_changes_nothing_of_the_original() -> None:
     model = Mlp()
     before = copy.deepcopy(model.state_dict())
-    aheadgrad.export(model, batch(), loss="loss").backward(*batch())
+    export(model, batch(), loss="loss").backward(*batch())
     same(dict(model.state_dict()), dict(before))
     assert all(p.grad is None for p in model.parameters())
 
@@ -87,7 +87,7 @@ def test_results_are_put_together_as_the_original_does() -> None:
         return OrderedDict(a=[x + 1, (x * 2, 3, "word", None)], b=Pair(x.sum(), {"c": x}))
 
     x = torch.randn(3)
-    exported = aheadgrad.export(fn, (x,))
+    exported = export(fn, (x,))
     found = exported.run(x)
     assert repr(found) == repr(fn(x))
     assert type(found) is OrderedDict
@@ -101,9 +101,9 @@ def test_arguments_may_be_anything_with_keywords_in_any_order() -> None:
         return pair["a"] * scale + bias + pair["b"][0]
 
     x = torch.randn(3)
-    exported = aheadgrad.export(fn, ({"a": x, "b": [x]},), {"scale": 2.0, "bias": x})
+    exported = export(fn, ({"a": x, "b": [x]},), {"scale": 2.0, "bias": x})
     a, b, c = torch.randn(3), torch.randn(3), torch.randn(3)
-    exported = aheadgrad.export(fn, ({"a": a, "b": [b]},), {"scale": 2.0, "bias": c})
+    exported = export(fn, ({"a": a, "b": [b]},), {"scale": 2.0, "bias": c})
     same(exported.run({"a": b, "b": [c]}, bias=a, scale=2.0), fn({"a": b, "b": [c]}, bias=a, scale=2.0))
     with pytest.raises(UnsupportedInput, match=r"scale is 3\.0; the export was made for 2\.0"):
         exported.run({"a": b, "b": [c]}, bias=a, scale=3.0)
@@ -123,7 +123,7 @@ def test_constants_and_closed_over_tensors_are_held() -> None:
         return x * table + torch.tensor([1.0, 2.0, 3.0])
 
     x = torch.randn(3)
-    exported = aheadgrad.export(fn, (x,))
+    exported = export(fn, (x,))
     kinds = {h.name: h.kind for h in exported.signature.held}
     assert kinds["table"] == "tensor"
     assert "constant" in kinds.values()
@@ -139,7 +139,7 @@ def test_constants_and_closed_over_tensors_are_held() -> None:
 @pytest.mark.parametrize("partition", [None, "default", "min_cut"])
 def test_five_steps_of_training_are_eagers(partition: str | None) -> None:
     model = Mlp()
-    exported = aheadgrad.export(model, batch(), loss="loss", partition=partition)
+    exported = export(model, batch(), loss="loss", partition=partition)
     signature = exported.signature
     assert len(exported.programs) == (1 if partition is None else 2)
     assert signature.loss == 0
@@ -164,7 +164,7 @@ def test_gradients_by_name_and_of_inputs() -> None:
 
     x, y, z = torch.randn(3, requires_grad=True), torch.randn(3), torch.randn(3, requires_grad=True)
     for loss in (0, "[0]"):
-        step = aheadgrad.export(fn, (x, y, z), loss=loss).run(x, y, z)
+        step = export(fn, (x, y, z), loss=loss).run(x, y, z)
         same(dict(step.gradients), {"x": y})
 
 
@@ -177,7 +177,7 @@ def test_several_differentiable_outputs_take_tangents() -> None:
     tangents = [torch.randn(2, 3), torch.randn(3), torch.randn(3, 3).t()]
     wanted = torch.autograd.grad(fn(x, w), (x, w), tangents)
     for partition in (None, "default", "min_cut"):
-        exported = aheadgrad.export(fn, (x, w), tangents=True, partition=partition)
+        exported = export(fn, (x, w), tangents=True, partition=partition)
         step = exported.call((x, w), tangents=tangents)
         torch.testing.assert_close((step.gradients["x"], step.gradients["w"]), wanted)
         with pytest.raises(InvalidOption, match="takes 3 tangents"):
@@ -190,17 +190,17 @@ def test_a_loss_that_is_a_view_or_no_loss_at_all() -> None:
         return {"parts": h, "loss": h[0], "fixed": x.detach().sum()}
 
     x = torch.randn(2, 2, requires_grad=True)
-    exported = aheadgrad.export(fn, (x,), loss="loss")
+    exported = export(fn, (x,), loss="loss")
     step = exported.run(x)
     (wanted,) = torch.autograd.grad(fn(x)["loss"], x)
     same(step.gradients["x"], wanted)
     assert step.output["loss"].data_ptr() == step.output["parts"].data_ptr()
     with pytest.raises(CaptureError, match=r"\['fixed'\]\) does not require grad"):
-        aheadgrad.export(fn, (x,), loss="fixed")
+        export(fn, (x,), loss="fixed")
     with pytest.raises(InvalidOption, match="no single number"):
-        aheadgrad.export(fn, (x,), loss="parts")
+        export(fn, (x,), loss="parts")
     with pytest.raises(InvalidOption, match=r"loss='los' is no output; .* 1: \['loss'\]"):
-        aheadgrad.export(fn, (x,), loss="los")
+        export(fn, (x,), loss="los")
 
 
 def test_random_numbers_are_drawn_as_eager_draws_them() -> None:
@@ -211,7 +211,7 @@ def test_random_numbers_are_drawn_as_eager_draws_them() -> None:
 
     x = torch.randn(4, 3)
     for partition in (None, "min_cut"):
-        exported = aheadgrad.export(fn, (x,), loss=0, partition=partition)
+        exported = export(fn, (x,), loss=0, partition=partition)
         for seed in range(3):
             torch.manual_seed(seed)
             found = exported.run(x)
@@ -285,7 +285,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Tensor, Tensor]]]]
 @pytest.mark.parametrize("name", CASES)
 def test_aliasing_and_updates_are_expressed(name: str) -> None:
     fn, make = CASES[name]
-    exported = aheadgrad.export(fn, make())
+    exported = export(fn, make())
     for seed in range(2):
         torch.manual_seed(seed)
         found = observed(exported.run, *make())
@@ -298,12 +298,12 @@ def test_aliasing_and_updates_are_expressed(name: str) -> None:
 
 def test_duplicates_must_be_duplicates() -> None:
     x, y = torch.randn(3), torch.randn(3)
-    exported = aheadgrad.export(twice, (x, x))
+    exported = export(twice, (x, x))
     assert "the same tensor as a" in str(exported)
     with pytest.raises(UnsupportedInput, match="b and a were one tensor"):
         exported.run(x, y)
     with pytest.raises(UnsupportedInput, match="b and a are one tensor"):
-        aheadgrad.export(twice, (x, y)).run(x, x)
+        export(twice, (x, y)).run(x, x)
 
 
 def test_subclasses_are_taken_apart_by_a_recipe() -> None:
@@ -315,7 +315,7 @@ def test_subclasses_are_taken_apart_by_a_recipe() -> None:
         return TwoTensor(torch.arange(3.0), torch.ones(3))
 
     w = torch.randn(3, requires_grad=True)
-    exported = aheadgrad.export(fn, (make(), w))
+    exported = export(fn, (make(), w))
     ours, theirs = make(), make()
     found, wanted = exported.run(ours, w), fn(theirs, w)
     assert type(found[1]) is TwoTensor
@@ -336,7 +336,7 @@ def test_parameters_that_the_function_changes() -> None:
         return loss
 
     x = torch.randn(4, 3)
-    exported = aheadgrad.export(step, (x,))
+    exported = export(step, (x,))
     assert exported.signature.updated == ("model.weight", "model.bias")
     for _ in range(3):
         same(exported.run(x), step(x).detach())
@@ -348,9 +348,7 @@ def test_parameters_that_the_function_changes() -> None:
 
 def test_sizes_that_may_be_any() -> None:
     model = Mlp()
-    exported = aheadgrad.export(
-        model, batch(), loss="loss", dynamic_shapes={"x": {0: "batch"}, "y": {0: "batch"}}
-    )
+    exported = export(model, batch(), loss="loss", dynamic_shapes={"x": {0: "batch"}, "y": {0: "batch"}})
     for count in (5, 7, 2):
         x, y = batch(count)
         found, wanted = exported.run(x, y), model(x, y)
@@ -371,7 +369,7 @@ def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
             return x[:half], x.reshape(x.shape[0] * 2, -1).sum(0)
         return x[:half], x
 
-    exported = aheadgrad.export(fn, (torch.randn(6, 4),), dynamic_shapes={"x": (0,)})
+    exported = export(fn, (torch.randn(6, 4),), dynamic_shapes={"x": (0,)})
     for count in (6, 10):
         x = torch.randn(count, 4)
         found = exported.run(x)
@@ -380,10 +378,10 @@ def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
     with pytest.raises(UnsupportedInput, match="do not fit"):
         exported.run(torch.randn(4, 4))
     with pytest.raises(CaptureError, match="Dimension 0 of x was to be of any size"):
-        aheadgrad.export(lambda x: x + torch.ones(6, 4), (torch.randn(6, 4),), dynamic_shapes={"x": (0,)})
+        export(lambda x: x + torch.ones(6, 4), (torch.randn(6, 4),), dynamic_shapes={"x": (0,)})
     for wrong in ({"q": (0,)}, {"x": (2,)}, {"x": 0}, 3):
         with pytest.raises(InvalidOption, match="dynamic_shapes"):
-            aheadgrad.export(fn, (torch.randn(6, 4),), dynamic_shapes=wrong)
+            export(fn, (torch.randn(6, 4),), dynamic_shapes=wrong)
 
 
 # ---- mistakes -----------------------------------------------------------------------------------
@@ -392,11 +390,11 @@ def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
 def test_what_cannot_be_exported_says_so() -> None:
     x = torch.randn(3)
     with pytest.raises(InvalidOption, match="in a tuple"):
-        aheadgrad.export(torch.sin, x)  # type: ignore[arg-type]
+        export(torch.sin, x)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="partition='most'"):
-        aheadgrad.export(torch.sin, (x,), partition="most")
+        export(torch.sin, (x,), partition="most")
     with pytest.raises(AheadgradError, match="value of a tensor"):
-        aheadgrad.export(lambda x: x + 1 if x.sum() > 0 else x, (x,))
+        export(lambda x: x + 1 if x.sum() > 0 else x, (x,))
     seen: list[int] = []
 
     def counts(x: Tensor) -> Tensor:
@@ -404,4 +402,4 @@ def test_what_cannot_be_exported_says_so() -> None:
         return x + len(seen)
 
     with pytest.raises(AheadgradError, match="changes seen"):
-        aheadgrad.export(counts, (x,))
+        export(counts, (x,))

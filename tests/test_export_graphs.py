@@ -13,6 +13,7 @@ import aheadgrad
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.export.graphs import META
 from aheadgrad.program.slots import Gradient, Parameter, UserInput
+from tests.export_cases import export
 
 aten = torch.ops.aten
 
@@ -32,7 +33,7 @@ class Model(nn.Module):
 def made(**options: Any) -> tuple[Model, aheadgrad.Exported, Tensor]:
     torch.manual_seed(0)
     model, x = Model(), torch.randn(4, 3)
-    return model, aheadgrad.export(model, (x,), loss="[0]", **options), x
+    return model, export(model, (x,), loss="[0]", **options), x
 
 
 def placeholders(module: fx.GraphModule) -> list[fx.Node]:
@@ -70,7 +71,7 @@ def test_a_changed_graph_is_run() -> None:
         return x.relu() * 2
 
     x = torch.randn(3)
-    exported = aheadgrad.export(fn, (x,))
+    exported = export(fn, (x,))
     module = copy.deepcopy(exported.graph_module)
     (relu,) = module.graph.find_nodes(op="call_function", target=aten.relu.default)
     with module.graph.inserting_before(relu):
@@ -87,7 +88,7 @@ def test_unused_inputs_may_go_and_inputs_may_move() -> None:
     model = nn.Linear(3, 3)
     model.spare = nn.Parameter(torch.ones(1))
     x = torch.randn(2, 3)
-    exported = aheadgrad.export(model, (x,))
+    exported = export(model, (x,))
     module = copy.deepcopy(exported.graph_module)
     for node in placeholders(module):
         if not node.users:
@@ -99,7 +100,7 @@ def test_unused_inputs_may_go_and_inputs_may_move() -> None:
 
 
 def test_graphs_that_do_not_fit_are_refused() -> None:
-    exported = aheadgrad.export(lambda x: (x * 2, x.sum()), (torch.randn(3),))
+    exported = export(lambda x: (x * 2, x.sum()), (torch.randn(3),))
 
     def changed() -> fx.GraphModule:
         return copy.deepcopy(exported.graph_module)
@@ -124,7 +125,7 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
     written.meta["val"] = placeholders(module)[0].meta["val"]
     with pytest.raises(InvalidProgram, match="changes its argument"):
         exported.from_graph_module(module)
-    other = aheadgrad.export(lambda x, y: x * y, (torch.randn(3), torch.randn(3)))
+    other = export(lambda x, y: x * y, (torch.randn(3), torch.randn(3)))
     with pytest.raises(InvalidProgram, match="is no input of this program"):
         exported.from_graph_module(other.graph_module)
 

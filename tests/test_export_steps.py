@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import aheadgrad
 from aheadgrad.errors import CaptureError
+from tests.export_cases import export
 
 STEPS = 5
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -79,7 +79,7 @@ OPTIMIZERS: dict[str, Make] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_five_steps(name: str) -> None:
     theirs, ours = Trainer(OPTIMIZERS[name]), Trainer(OPTIMIZERS[name])
-    exported = aheadgrad.export(ours.step, batches(1)[0])
+    exported = export(ours.step, batches(1)[0])
     assert len(exported.programs) == 1
     assert not exported.signature.backwards
     running = exported.compile("eager")
@@ -104,7 +104,7 @@ def test_the_state_of_an_optimizer_that_has_stepped_already() -> None:
         for trainer in (theirs, ours):
             torch.manual_seed(seed)
             trainer.step(*batch)
-    exported = aheadgrad.export(ours.step, batches(1)[0])
+    exported = export(ours.step, batches(1)[0])
     assert len(exported.stages) == 1
     check(
         theirs.step,
@@ -135,7 +135,7 @@ def test_gradients_that_stay_or_go(cleared: str) -> None:
         return model, step
 
     (theirs, eager), (_, ours) = make(), make()
-    exported = aheadgrad.export(ours, batches(1)[0])
+    exported = export(ours, batches(1)[0])
     kinds = {h.kind for h in exported.signature.held}
     assert ("gradient" in kinds) == (cleared == "never")
     check(
@@ -167,7 +167,7 @@ def test_a_step_with_a_penalty_and_clipping() -> None:
         return model, step
 
     (theirs, eager), (_, ours) = make(), make()
-    exported = aheadgrad.export(ours, batches(1)[0])
+    exported = export(ours, batches(1)[0])
     check(eager, exported.compile("eager"), lambda: {f"model.{n}": t for n, t in theirs.state_dict().items()})
 
 
@@ -179,7 +179,7 @@ def test_numbers_of_python_that_change_are_refused() -> None:
 
     trainer = Trainer(lambda p: Counts(p, lr=0.1))
     with pytest.raises(CaptureError, match="keeps 'lr' as a number of Python's"):
-        aheadgrad.export(trainer.step, batches(1)[0])
+        export(trainer.step, batches(1)[0])
     assert trainer.optimizer.param_groups[0]["lr"] == 0.1
     assert all(type(p) is nn.Parameter for p in trainer.optimizer.param_groups[0]["params"])
 
@@ -191,7 +191,7 @@ def test_a_gradient_left_in_an_argument_is_refused() -> None:
         return loss.detach()
 
     with pytest.raises(CaptureError, match=r"leaves a gradient in x\.grad"):
-        aheadgrad.export(fn, (torch.randn(3, requires_grad=True),))
+        export(fn, (torch.randn(3, requires_grad=True),))
 
 
 def test_decisions_on_numbers_that_are_read_are_refused() -> None:
@@ -199,7 +199,7 @@ def test_decisions_on_numbers_that_are_read_are_refused() -> None:
         return x * 2 if x.sum().item() > 0 else x
 
     with pytest.raises(CaptureError, match="value of a tensor"):
-        aheadgrad.export(fn, (torch.randn(3),))
-    exported = aheadgrad.export(lambda x: x * x.sum().item(), (torch.randn(3),))
+        export(fn, (torch.randn(3),))
+    exported = export(lambda x: x * x.sum().item(), (torch.randn(3),))
     x = torch.randn(3)
     torch.testing.assert_close(exported.run(x), x * x.sum().item(), rtol=0, atol=0)

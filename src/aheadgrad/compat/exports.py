@@ -1,7 +1,7 @@
 """The exports of `torch._functorch.aot_autograd` by their names and calling conventions, for code that has
 them; `aheadgrad.export` says more and refuses less.
 
-Graphs take parameters, buffers and user inputs, and return updates, user outputs and gradients, in this order.
+Graphs take parameters, buffers and user inputs, and return updates, user outputs and gradients.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def aot_export_module(
     dynamic_shapes: Any = None,
     kwargs: dict[str, Any] | None = None,
 ) -> tuple[fx.GraphModule, GraphSignature]:
-    """The forward of a module as one graph, or (`trace_joint`) the forward and the gradients of one output."""
+    """The forward of a module as one graph; with `trace_joint`, also the gradients of one output."""
     if pre_dispatch:
         raise InvalidOption(
             "pre_dispatch=True is not supported: the graph has ops as autograd has seen them."
@@ -102,7 +102,7 @@ def aot_export_module(
         mod, args, kwargs, loss=loss, dynamic_shapes=dynamic_shapes or None, decompositions=decompositions
     )
     module, program = _graph(exported)
-    held = [t for t in (*mod.parameters(), *mod.buffers())]
+    held = (*mod.parameters(), *mod.buffers())
     in_spec = pytree.tree_structure(((*held, *args), dict(kwargs or {})))
     return module, _signature(exported.signature, module, program, in_spec)
 
