@@ -108,7 +108,7 @@ class Recorder:
         return again
 
     def _first(self) -> Recorded:
-        """A function that decides by values may do without where it is told of the export, as it is by torch's;
+        """A function that decides by values may do without when it is told of the export, as by torch's;
         one that changes an attribute may do so at its first call only."""
         before = self.holding.state
         try:
@@ -164,7 +164,7 @@ class Recorder:
             if not isinstance(leaf, (Tensor, *SIMPLE)) and not is_symbolic(leaf):
                 raise CaptureError(
                     f"The result has a {type(leaf).__name__} at {path or 'its top'}, which an export cannot "
-                    "hold. Return tensors, numbers and texts (of a Hugging Face model: config.use_cache=False)."
+                    "hold. Return tensors, numbers and texts (Hugging Face: config.use_cache=False)."
                 )
         left.outputs = len(leaves)
         left.graded = {id(h.tensor) for h in tensors if _has_grad(see(h.tensor))}
@@ -191,7 +191,10 @@ class Recorder:
 
 
 def _has_grad(t: Tensor) -> bool:
-    return t.requires_grad and t.is_leaf and t.grad is not None
+    try:
+        return t.requires_grad and t.is_leaf and t.grad is not None
+    except RuntimeError:  # a view with a history that autograd refuses to look at by now
+        return False
 
 
 def _zeros(t: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def update(
             target.detach().copy_(former)
         if adopted is None:
             assert new is not None
-            target.set_(new.detach())
+            target.set_(new.detach())  # type: ignore[call-overload]
         else:
             g = _numbers(fact.final_geometry, size)
             target.set_(adopted.untyped_storage(), g.offset, g.size, g.stride)
