@@ -26,10 +26,6 @@ class Place:
     kind: str
     of: Any
 
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.of}" if isinstance(self.of, Place) else str(self.of)
-
-
 @dataclass(frozen=True)
 class Held:
     """A tensor that the export holds: a "parameter", a "buffer", a "tensor" that the function closes over, a
@@ -74,8 +70,8 @@ class Leaving:
 
 @dataclass(frozen=True)
 class GradientOf:
-    """A gradient: of the tensor at `place` (None: of a leaf that the function made), called `name`. `exits`
-    are the results whose tangents it comes from; `missing`: it is always None."""
+    """A gradient: of the tensor at `place` (None: of a leaf that the function made), called `name`.
+    `missing`: it is always None."""
 
     name: str
     place: Place | None
@@ -180,7 +176,7 @@ class CallSignature:
     def name_of(self, place: Place) -> str:
         """A held tensor's name, or an argument's path."""
         if isinstance(place.of, Place):
-            return f"the {place.kind} of {self.name_of(place.of)}"
+            return f"{place.kind} of {self.name_of(place.of)}"
         return str(place.of) if place.kind == "held" else self.arguments[place.of].path
 
 
