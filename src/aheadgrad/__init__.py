@@ -5,7 +5,7 @@ fast = aheadgrad.compile(model)
 """
 
 from aheadgrad import errors
-from aheadgrad.api import capture, compile, export
+from aheadgrad.api import capture, compile, export, load
 from aheadgrad.backends.registry import register_backend
 from aheadgrad.export.exported import Exported
 from aheadgrad.frontends.compiled import CompiledFunction
@@ -29,6 +29,7 @@ __all__ = [
     "errors",
     "explain_misses",
     "export",
+    "load",
     "recompute",
     "register_backend",
     "save",

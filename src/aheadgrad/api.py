@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -133,3 +134,12 @@ def export(
     return making.export(
         fn, args, kwargs, loss=loss, partition=partition, tangents=tangents, dynamic_shapes=dynamic_shapes
     )
+
+
+def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:
+    """An export from a file that `exported.save(path)` wrote. Nothing in it is executed; a file that is
+    damaged, altered or of a newer version raises `errors.ArtifactError`.
+
+    `trust` names namespaces of custom ops that it may use. Without `here` tensors stay on the CPU.
+    """
+    return Exported.load(path, trust=trust, here=here)

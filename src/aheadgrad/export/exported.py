@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
 
+from aheadgrad.export.checking import check_export
+from aheadgrad.export.file import read, write
 from aheadgrad.export.graphs import described_module, program_from
 from aheadgrad.export.runner import Step
 from aheadgrad.export.running import Running
@@ -77,6 +80,18 @@ class Exported:
     def compile(self, backend: Any = "default") -> Running:
         """The same, through a backend: called as the original, with `.backward` and `.call` as here."""
         return Running(self.stages, self.state, backend)
+
+    # ---- files --------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all of it to one file (docs/format.md); the same export gives the same bytes."""
+        write(path, self.stages, self.state)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:
+        """Reads what `save` wrote: `aheadgrad.load`."""
+        stages, state = read(path, trust=trust, here=here)
+        return Exported(check_export(stages, state), state)
 
     # ---- graphs -------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Place:
     kind: str
     of: Any
 
+
 @dataclass(frozen=True)
 class Held:
     """A tensor that the export holds: a "parameter", a "buffer", a "tensor" that the function closes over, a
