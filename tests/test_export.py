@@ -362,6 +362,38 @@ def test_sizes_that_may_be_any() -> None:
     assert "dimension 0 of x" in str(exported)
 
 
+def test_sizes_of_different_names_are_different() -> None:
+    def fn(x: Tensor, y: Tensor) -> Any:
+        return x.sum(0), y * 2
+
+    exported = export(
+        fn, (torch.randn(5, 2), torch.randn(5, 2)), dynamic_shapes={"x": {0: "rows"}, "y": {0: "others"}}
+    )
+    x, y = torch.randn(3, 2), torch.randn(4, 2)
+    same(exported.run(x, y), fn(x, y))
+    assert [s.name for s in exported.signature.sizes] == ["rows", "others"]
+    with pytest.raises(InvalidOption, match="'rows' is 5 and 6 at once"):
+        export(
+            fn, (torch.randn(5, 2), torch.randn(6, 2)), dynamic_shapes={"x": {0: "rows"}, "y": {0: "rows"}}
+        )
+
+
+def test_autocast_is_part_of_the_program() -> None:
+    model = nn.Linear(3, 3)
+
+    def fn(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = model(x)
+        return h.float() @ x.t()
+
+    x = torch.randn(2, 3)
+    exported = export(fn, (x,))
+    same(exported.run(x), fn(x).detach())
+    wanted = exported.run(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(exported.run(x), wanted)
+
+
 def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
     def fn(x: Tensor) -> Any:
         half = x.shape[0] // 2

@@ -14,10 +14,11 @@ from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.programs import Constants, with_names, with_one
 from aheadgrad.export.recorded import Recorder, loss_index, of_loss
-from aheadgrad.export.shapes import check_free, symbols_for
+from aheadgrad.export.shapes import symbols_for
+from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
 from aheadgrad.export.trees import paths, tree_of
-from aheadgrad.frontends.function import flatten, parameter_names
+from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.joint.level import Joint
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.partition.split import forward_program, split
@@ -52,15 +53,18 @@ def export(
     with RECORDING:
         recorder = Recorder(fn, flat, forward_only=not wants, symbols=symbols, decompositions=decompositions)
         making = _Making(recorder, given, loss, partition, wants)
-        first = making.stage()
-        check_free(flat, dynamic_shapes, first.signature.sizes)
-        stages = [first]
+        stages = [making.stage()]
         if making.found.left.states:
             recorder.stand_in(making.found)
             stages.append(making.stage())
             if making.found.left.states:
                 raise CaptureError("An optimizer makes new state at its second step, too.")
-        return Exported(tuple(stages), making.state())
+        return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
+
+
+def _with_sizes(stage: Stage, flat: Flat, asked: Any) -> Stage:
+    sizes = sizes_with_names(flat, asked, stage.signature.sizes)
+    return replace(stage, signature=replace(stage.signature, sizes=sizes))
 
 
 class _Making:

@@ -28,6 +28,7 @@ from aheadgrad.export.trees import build as build_tree
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.recording.shared import whole_storage
+from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import build, parts_of
@@ -63,7 +64,7 @@ class Runner:
         leaves = match(signature, args, kwargs, self.state, self.numbers)
         places = Reached(leaves, self.state)
         self._count(tangents)
-        with torch.no_grad():
+        with torch.no_grad(), autocast_as(None):  # casts are in the programs
             inputs = [places[signature.inputs[i]] for i in signature.taken]
             given = [p.detach() for t in inputs for p in parts_of(t)]
             if signature.kind == "joint":

@@ -8,6 +8,7 @@ dynamic_shapes=True                                           all sizes of all a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -33,19 +34,20 @@ def symbols_for(flat: Flat, asked: Any) -> Symbols:
     fakes: dict[int, Any] = {}
     for leaf, path in zip(flat.leaves, flat.paths, strict=True):
         if isinstance(leaf, Tensor) and wanted.get(path):
-            fakes.setdefault(id(leaf), symbolic_like(mode, leaf, f"L_{path}_", wanted[path]))
+            fake = symbolic_like(mode, leaf, f"L_{path}_", frozenset(wanted[path]), shared=False)
+            fakes.setdefault(id(leaf), fake)
     return Symbols(mode, fakes)
 
 
-def _wanted(flat: Flat, asked: Any) -> dict[str, frozenset[int]]:
-    """By path: the dimensions that become symbols."""
+def _wanted(flat: Flat, asked: Any) -> dict[str, dict[int, str]]:
+    """By path: the dimensions that become symbols, with the names that the user has for them."""
     sizes = {
         path: tuple(leaf.shape)
         for leaf, path in zip(flat.leaves, flat.paths, strict=True)
         if isinstance(leaf, Tensor)
     }
     if asked is True:
-        return {path: frozenset(d for d, n in enumerate(size) if n > 1) for path, size in sizes.items()}
+        return {path: {d: "" for d, n in enumerate(size) if n > 1} for path, size in sizes.items()}
     if not isinstance(asked, Mapping):
         raise InvalidOption(f"dynamic_shapes={asked!r}: give {{path: dimensions}}, or True for all sizes.")
     found = {}
@@ -64,14 +66,24 @@ def _wanted(flat: Flat, asked: Any) -> dict[str, frozenset[int]]:
                     f"dynamic_shapes[{path!r}]: the example has size {sizes[path][d]} in dimension {d}; "
                     "sizes 0 and 1 are special to torch. Give an example of size 2 or more."
                 )
-        found[path] = frozenset(d % len(sizes[path]) for d in chosen)
+        found[path] = {d % len(sizes[path]): _called(named[d]) for d in chosen}
+    seen: dict[str, int] = {}
+    for path, dims in found.items():
+        for d, name in dims.items():
+            if name and seen.setdefault(name, sizes[path][d]) != sizes[path][d]:
+                raise InvalidOption(f"dynamic_shapes: {name!r} is {seen[name]} and {sizes[path][d]} at once.")
     return found
 
 
-def check_free(flat: Flat, asked: Any, sizes: tuple[Size, ...]) -> None:
-    """Raises if a size that was to be any has become a number."""
+def _called(name: Any) -> str:
+    """What a user calls a size: a text, or something with a name, as torch's `Dim` is."""
+    return name if isinstance(name, str) else str(getattr(name, "__name__", ""))
+
+
+def with_names(flat: Flat, asked: Any, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The sizes with the user's names; raises if one that was to be any has become a number."""
     if not isinstance(asked, Mapping):
-        return
+        return sizes
     free = {(flat.paths[s.argument], s.dimension) for s in sizes}
     for path, dims in _wanted(flat, asked).items():
         for d in sorted(dims):
@@ -81,6 +93,8 @@ def check_free(flat: Flat, asked: Any, sizes: tuple[Size, ...]) -> None:
                     f"Dimension {d} of {path} was to be of any size, but the function works for size "
                     f"{leaf.shape[d]} only (it looks at the number, or combines it with one that is fixed)."
                 )
+    wanted = _wanted(flat, asked)
+    return tuple(replace(s, name=wanted[flat.paths[s.argument]].get(s.dimension, "")) for s in sizes)
 
 
 def sizes_of(joint: Joint, inputs: tuple[Place, ...]) -> tuple[Size, ...]:

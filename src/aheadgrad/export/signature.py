@@ -99,11 +99,13 @@ class Backward:
 
 @dataclass(frozen=True)
 class Size:
-    """A size that may be any: the symbol, and where it is read: `dimension` of the argument `argument`."""
+    """A size that may be any: the symbol, and where it is read: `dimension` of the argument `argument`;
+    `name` is what the user calls it."""
 
     symbol: str
     argument: int
     dimension: int
+    name: str = ""
 
 
 @dataclass(frozen=True)

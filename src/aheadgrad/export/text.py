@@ -47,9 +47,9 @@ def signature_lines(s: CallSignature) -> list[str]:
         else:
             lines.append(f"  argument   {a.path} = {a.value!r}")
     for size in s.sizes:
-        lines.append(
-            f"  size       {size.symbol}: dimension {size.dimension} of {s.arguments[size.argument].path}"
-        )
+        called = f" ({size.name})" if size.name else ""
+        path = s.arguments[size.argument].path
+        lines.append(f"  size       {size.symbol}{called}: dimension {size.dimension} of {path}")
     lines += [f"  assumes    {c.expr}" for c in s.conditions]
     for place in s.members:
         lines.append(f"  shares     {s.name_of(place)} lies in the memory of another input")
