@@ -50,3 +50,11 @@ def test_the_script_prints_the_losses_side_by_side(name: str, capsys: pytest.Cap
     for line in lines[1:]:
         _, eager, outside, within = line.split()
         assert float(eager) == pytest.approx(float(outside)) == pytest.approx(float(within))
+
+
+def test_a_training_step_that_runs_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("examples.train_elsewhere").main()
+    first, *steps = capsys.readouterr().out.splitlines()
+    assert first.startswith("step.ag")
+    assert len(steps) == 5
+    assert all(line.endswith("difference 0.0e+00") for line in steps)
