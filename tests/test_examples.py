@@ -63,3 +63,11 @@ def test_the_demo_without_a_compiler(
     assert sum(line.split() == ["loss", "of", "step", "eager", "exact"] for line in lines) == 2
     _, before, after = next(line for line in lines if line.startswith("saved for backward")).rsplit(None, 2)
     assert float(after.replace(",", "")) <= float(before.replace(",", ""))
+
+
+def test_a_training_step_that_runs_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    importlib.import_module("examples.train_elsewhere").main()
+    first, *steps = capsys.readouterr().out.splitlines()
+    assert first.startswith("step.ag")
+    assert len(steps) == 5
+    assert all(line.endswith("difference 0.0e+00") for line in steps)
