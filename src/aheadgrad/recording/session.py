@@ -40,7 +40,13 @@ from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
-from aheadgrad.torchlayer.unbacked import follow_values, follows_values
+from aheadgrad.torchlayer.unbacked import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    follow_numbers,
+    follow_values,
+    follows_values,
+)
 
 
 class Session:
@@ -60,6 +66,7 @@ class Session:
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
+        self.whole = False  # is the function a whole step: with backward(), .grad and numbers that it reads?
         self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
@@ -69,7 +76,7 @@ class Session:
         self.ledger = Ledger()
         self.entrances: list[Entrance] = []
         self.members: list[Member] = []
-        self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
+        self.hidden: dict[Any, dict[Any, None]] = {}  # by autograd node: storages saved inside it
         self._by_real: dict[int, Entrance] = {}
         self._closed_over: list[tuple[weakref.ref[Tensor], Entrance]] = []  # once arguments are forgotten
         self.ambient = Ambient()
@@ -134,6 +141,15 @@ class Session:
         self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
         self._enter_symbols()
         return True
+
+    def follow(self, error: BaseException) -> bool:
+        """After an error: can a size or number that values decide be recorded with a symbol, from now on?"""
+        if isinstance(error, DynamicOutputShapeException):
+            return self.follow_values()
+        if not self.whole or not isinstance(error, DataDependentOutputException):
+            return False
+        self.follow_values()
+        return follow_numbers(self.mode)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -322,7 +338,9 @@ class Session:
         """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
         base = base_of(written) if is_view(written) and written.requires_grad else None
         if base is not None and base.grad_fn is not None:
-            self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
+            self.hidden.setdefault(base.grad_fn, {}).update(
+                dict.fromkeys(map(functional.storage_key, others))
+            )
 
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""

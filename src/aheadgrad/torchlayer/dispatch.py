@@ -148,6 +148,11 @@ def is_random(op: object) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
+def tells_time(op: object) -> bool:
+    """Is this a mark for the profiler (`record_function`), which computes nothing?"""
+    return isinstance(op, OpOverload) and op.namespace == "profiler"
+
+
 @functools.cache
 def is_mutable(op: object) -> bool:
     return isinstance(op, OpOverload) and op._schema.is_mutable
