@@ -64,6 +64,23 @@ def views_of_a_hidden_base(x: Tensor, w: Tensor) -> Any:
     return a, b, a.exp() * b * w[0]
 
 
+def parts(x: Tensor, w: Tensor) -> Any:
+    h = x * w
+    a, b, c = h.split(1)
+    return a, b, h, (a * b).sin() + c
+
+
+def parts_of_an_input(x: Tensor, w: Tensor) -> Any:
+    a, b, _ = x.unbind()
+    return b, a, a.exp() * b * w[0]
+
+
+def views_of_views(x: Tensor, w: Tensor) -> Any:
+    v = (x * w)[1:]
+    u = v[1:]
+    return u, v, u.view(-1), (u.sin() * w[2]).view(-1) + v[0]
+
+
 def states(x: Tensor, w: Tensor) -> Any:
     found = [x]
     for _ in range(4):
@@ -79,6 +96,9 @@ FUNCTIONS = [
     view_of_an_input,
     view_of_an_output,
     views_of_a_hidden_base,
+    parts,
+    parts_of_an_input,
+    views_of_views,
     states,
 ]
 
@@ -184,3 +204,52 @@ def test_the_intermediate_is_changed() -> None:
         return played
 
     agree(lambda x, w: ((h := x + w), h.sin()), play(0), refused=[play(1)])
+
+
+# inputs that the call changes
+
+
+def changed(x: Tensor, w: Tensor) -> Any:
+    x.mul_(w)
+    return x.sin() * w
+
+
+def changed_twice(x: Tensor, w: Tensor) -> Any:
+    x.mul_(2)
+    y = x.exp()
+    w.add_(y)
+    return x, y, w.sin() * x
+
+
+def changed_and_viewed(x: Tensor, w: Tensor) -> Any:
+    x.mul_(w)
+    v = x[1:]
+    return x, v, v[0].sin() * w[0]
+
+
+def changed_again_out_of_sight(x: Tensor, w: Tensor) -> Any:
+    x.mul_(w)
+    y = x + x
+    x.detach().copy_(y)
+    return y * 2
+
+
+@pytest.mark.parametrize("fn", [changed, changed_twice, changed_and_viewed, changed_again_out_of_sight])
+@pytest.mark.parametrize("view", [False, True])
+def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> None:
+    """A view's history is made anew by autograd once its memory has changed out of sight."""
+
+    def play(run: Any) -> Any:
+        leaves = inputs()
+        x, w = (t[:] if view else t for t in (t * 1 for t in leaves))
+        out = run(x, w)
+        outs = [*(out if isinstance(out, tuple) else [out]), x, w]
+        found = [
+            torch.autograd.grad(a.sum(), [b, *leaves], allow_unused=True, retain_graph=True)
+            for a in outs
+            for b in outs
+        ]
+        first = grad(outs[-3].sin(), list(leaves), allow_unused=True)
+        return found, first, grad(first, list(leaves), allow_unused=True, create_graph=False), x._version
+
+    agree(fn, play)

@@ -45,7 +45,9 @@ class Assembly:
     returns: Callable[[list[str]], str] | None = None
     used_before: tuple[str, ...] = ()  # leaves that are used before they change their shape out of sight
     names: Namespace = field(default_factory=Namespace)
-    early: set[int] = field(default_factory=set)  # views that are made before the nodes that take them
+    grown: set[int] = field(default_factory=set)  # views that are made, some before the nodes that take them
+    updated: set[int] = field(default_factory=set)  # inputs that have their new values by now
+    parts: dict[Any, Any] = field(default_factory=dict)  # names of calls that make several views at once
 
     @property
     def facts(self) -> Facts:

@@ -6,9 +6,11 @@ grow from it with the recorded view ops, under the grad mode in which they were 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
+from aheadgrad.conventions.updates import emit_ahead
 from aheadgrad.emit.calls import callee
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import (
@@ -118,7 +120,7 @@ def emit_inner_leaves(script: Script, a: Assembly) -> None:
         _emit_alias_root(script, a, r, a.facts.roots[r])
     for j, fact in enumerate(a.facts.outputs):
         if isinstance(fact, ViewOf) and fact.leaf:
-            _emit_view(script, a, j, fact, {})
+            _emit_view(script, a, j, fact)
             script.line(f"leaf_output_{j} = out{j}.requires_grad_()")
 
 
@@ -134,18 +136,22 @@ def emit(script: Script, a: Assembly) -> None:
     for r, root in enumerate(a.facts.roots):
         if isinstance(root, AliasRoot) and not root.leaf and r not in made:
             _emit_alias_root(script, a, r, root)
-    shared: dict[Any, Any] = {}
     for j, fact in enumerate(a.facts.outputs):
-        if isinstance(fact, ViewOf) and not fact.leaf and j not in a.early:
-            _emit_view(script, a, j, fact, shared)
+        if isinstance(fact, ViewOf) and not fact.leaf:
+            emit_grown(script, a, j)
 
 
-def emit_early(script: Script, a: Assembly, j: int) -> None:
-    """A view that a node has as an input."""
+def emit_grown(script: Script, a: Assembly, j: int) -> None:
+    """A view, once it is needed: as an output, or already by a node that has it as an input."""
     fact = a.facts.outputs[j]
-    if isinstance(fact, ViewOf) and j not in a.early:
-        a.early.add(j)
-        _emit_view(script, a, j, fact, {})
+    if isinstance(fact, ViewOf) and j not in a.grown:
+        a.grown.add(j)
+        if fact.through is not None:
+            emit_grown(script, a, fact.through)
+        root = a.facts.roots[fact.root]
+        if isinstance(root, InputRoot):
+            emit_ahead(script, a, root.index)
+        _emit_view(script, a, j, fact)
 
 
 def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
@@ -175,13 +181,16 @@ def _emit_ahead(script: Script, a: Assembly, r: int, recipe: Recipe) -> None:
         emit_bump(script, base, -moved)
 
 
-def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf, shared: dict[Any, Any]) -> None:
-    base = root_name(a, fact.root)
+def _emit_view(script: Script, a: Assembly, j: int, fact: ViewOf) -> None:
+    base, through = root_name(a, fact.root), fact.through
+    if through is not None:
+        done = a.facts.outputs[through].recipe.steps  # type: ignore[union-attr]
+        fact, base = replace(fact, recipe=Recipe(fact.recipe.steps[len(done) :])), f"out{through}"
     ago = _LONG_AGO if fact.stale and not a.inference else 0
     emit_bump(script, base, ago)
     with without_grad(script, when=fact.without_grad and not a.inference):
         _emit_ahead(script, a, fact.root, fact.recipe)
-        script.line(f"out{j} = {_grow_shared(script, base, fact, shared)}")
+        script.line(f"out{j} = {_grow_shared(script, base, fact, a.parts)}")
     if fact.creation is not None:
         flag = script.names.name(fact.creation, "creation_flag")
         script.line(f"{script.names.name(set_creation_meta, 'set_creation_meta')}(out{j}, {flag})")

@@ -32,10 +32,18 @@ def emit_tracked(script: Script, a: Assembly) -> None:
     for fact in a.facts.inputs:
         if fact.history_dropped:
             script.line(f"{a.input_names[fact.index]}.detach_()")
-        if fact.history_changed or fact.history_dropped:
+        if (fact.history_changed or fact.history_dropped) and fact.index not in a.updated:
             _emit_update(script, a, fact)
         if fact.becomes_leaf is False or fact.leaf_meanwhile:
             script.line(f"{a.input_names[fact.index]}.requires_grad_(False)")
+
+
+def emit_ahead(script: Script, a: Assembly, index: int) -> None:
+    """The change of an input that a node, or a view, needs as it is after the call."""
+    fact = a.facts.input(index)
+    if fact is not None and fact.only_written and index not in a.updated:
+        a.updated.add(index)
+        _emit_update(script, a, fact)
 
 
 def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:

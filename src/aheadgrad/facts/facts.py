@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aheadgrad.torchlayer.symbols import typical
@@ -79,6 +79,13 @@ class InputFacts:
     @property
     def untouched(self) -> bool:
         return self == InputFacts(self.index)
+
+    @property
+    def only_written(self) -> bool:
+        """Does it leave with new values that autograd saw, and is the same tensor in all else?"""
+        written = self.data_changed and self.history_changed and self.index >= 0
+        plain = replace(self, data_changed=False, history_changed=False, version_bumps=0)
+        return written and plain.untouched
 
     @property
     def is_updated(self) -> bool:
@@ -198,7 +205,8 @@ class ViewOf:
     """A view of a root, made again at run time.
 
     `without_grad`: made under no_grad. `stale`: its root was changed after it was made, which
-    eager remembers. `creation`: an autograd flag to set when the recipe cannot imply it.
+    eager remembers. `creation`: an autograd flag to set when the recipe cannot imply it. `through`: the
+    output, itself a view of that root, that it is taken from: the first steps are those of that one.
     """
 
     root: int
@@ -207,6 +215,14 @@ class ViewOf:
     stale: bool = False
     creation: Any = None
     leaf: bool = False
+    through: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Made in grad mode, by ops alone: such a view can be made as soon as its root is there."""
+        unusual = self.without_grad or self.stale or self.leaf or self.creation is not None
+        changes = any(s.without_grad or s.in_place for s in self.recipe.steps)
+        return not (unusual or changes or self.recipe.cut is not None)
 
 
 @dataclass(frozen=True)

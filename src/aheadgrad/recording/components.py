@@ -168,7 +168,23 @@ class Components:
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
     def find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView] = ()) -> list[Component]:
-        """`cut`: outputs that others were computed from are in components of their own."""
+        """`cut`: outputs that others were computed from are in components of their own.
+
+        So are inputs that are changed, unless something else needs them both as they were and as they are.
+        """
+        own = len(self.exits)
+        while True:
+            components = self._find(one_node=one_node, cut=cut, views=views)
+            torn = _torn(self.exits, components) if cut else set()
+            if not torn:
+                return components
+            for i in torn:
+                self.exits[i].handed_out, self.exits[i].updates = False, None
+            views = [v for v in views if v.root not in {self.exits[i].slot for i in torn}]
+            del self.exits[own:]
+            self.views.clear()
+
+    def _find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView]) -> list[Component]:
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
@@ -247,6 +263,28 @@ class Components:
         owner.exits.append(index)
         owner.nodes_of[index] = walk(edge).nodes & owner.nodes
         return index
+
+
+def _torn(exits: list[Exit], components: list[Component]) -> set[int]:
+    """Changed inputs at which a component ends that leads to them as they were, too; or a later one does."""
+    found = set()
+    for i, e in enumerate(exits):
+        if e.updates is None:
+            continue
+        late = False
+        for c in components:
+            late = late or any(_rests_on(t, i, exits) for t in c.boundary)
+            if late and any(t.kind == "input" and t.index == e.updates for t in c.targets):
+                found.add(i)
+    return found
+
+
+def _rests_on(target: Target, i: int, exits: list[Exit]) -> bool:
+    """Is this a changed input, or a view of it?"""
+    if target.kind == "exit":
+        return target.index == i
+    edge = edge_of(exits[i].traced)
+    return exits[i].differentiable and edge in walk(edge_of(target.leaf)).edges
 
 
 def _groups(walks: dict[int, Walk], one_node: bool) -> list[list[int]]:

@@ -25,6 +25,7 @@ from aheadgrad.recording.forward import Forward
 from aheadgrad.recording.output_facts import Aliases
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of, is_view
 
 aten = torch.ops.aten
 
@@ -39,6 +40,7 @@ class Exit:
     differentiable: bool
     unreachable: bool = False
     handed_out: bool = False  # as it is, rather than made again from a root
+    updates: int | None = None  # an input that is there before the call, and holds this after it
 
 
 def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: frozenset[int]) -> list[Exit]:
@@ -51,7 +53,10 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
         given = session.input(fact.index)
         current = session.ledger.current(given.seen)
         tracked = fact.data_changed and fact.history_changed
-        exits.append(Exit(UpdatedInput(given.slot), current, _value(current), tracked))
+        own = fact.only_written and not session.members and not _made_anew(session, fact.index)
+        new = Exit(UpdatedInput(given.slot), current, _value(current), tracked, handed_out=own)
+        new.updates = fact.index if own else None
+        exits.append(new)
         if fact.old_memory_changed:
             old = session.entrances[fact.index].old_memory
             exits.append(Exit(OldMemory(given.slot), old, _value(old), False))
@@ -64,6 +69,14 @@ def make_exits(forward: Forward, facts: Facts, aliases: Aliases, in_graph: froze
         tracked = traced.requires_grad and traced.grad_fn is not None
         exits.append(Exit(ViewBase(k), traced, _value(traced), tracked, _unreachable(facts, root)))
     return exits
+
+
+def _made_anew(session: Session, index: int) -> bool:
+    """Autograd makes the history of a view anew, once its memory has changed in other ways."""
+    given = session.entrances[index]
+    latest = session.ledger.memory(given.seen).latest
+    seen = latest is not None and (latest is given.seen or base_of(latest) is given.seen)
+    return is_view(given.real) and not seen
 
 
 def _unreachable(facts: Facts, root: Any) -> bool:
@@ -81,22 +94,18 @@ class GrownView:
     root: Slot | None
 
 
-def grown_views(facts: Facts, outputs: list[Any]) -> list[GrownView]:
+def grown_views(facts: Facts, outputs: list[Any], exits: list[Exit]) -> list[GrownView]:
     """Views with a history that can be made as soon as their root is there."""
     found = []
     for j, fact in enumerate(facts.outputs):
-        if not isinstance(fact, ViewOf) or fact.without_grad or fact.stale or fact.leaf:
-            continue
-        steps = fact.recipe.steps
-        if fact.creation is not None or fact.recipe.cut is not None:
-            continue
-        if any(s.part is not None or s.without_grad for s in steps) or outputs[j].grad_fn is None:
+        if not isinstance(fact, ViewOf) or not fact.plain or outputs[j].grad_fn is None:
             continue
         root = facts.roots[fact.root]
         if isinstance(root, InputRoot):
             given = facts.input(root.index)
-            if root.index >= 0 and given is not None and given.untouched:
-                found.append(GrownView(j, outputs[j], None))
+            new = next((e.slot for e in exits if e.updates is not None and e.updates == root.index), None)
+            if root.index >= 0 and given is not None and (given.untouched or new is not None):
+                found.append(GrownView(j, outputs[j], new))
         elif isinstance(root, FreshRoot) and root.differentiable:
             slot = ViewBase(root.base) if root.output is None else UserOutput(root.output)  # type: ignore[arg-type]
             found.append(GrownView(j, outputs[j], slot))

@@ -92,6 +92,7 @@ class Memory:
 
     tensors: list[Tensor] = field(default_factory=list)  # those that may have to get their look back
     writes: int = 0
+    latest: Tensor | None = None  # written to in sight of autograd, the last time
     beyond: bool = False  # more of an input's memory is seen than the input
     parted: bool = False  # of a leaf that stopped requiring grad, and has views
     leaf_views: bool = False  # of a view that requires_grad_ was called on
@@ -222,7 +223,9 @@ class Ledger:
         return t, geometry_of(t), others
 
     def written(self, t: Tensor, before: Geometry, siblings: list[tuple[Tensor, Geometry]]) -> None:
-        self.memory(t).writes += 1
+        memory = self.memory(t)
+        memory.writes += 1
+        memory.latest = t if t.requires_grad and torch.is_grad_enabled() else None
         self.unsettled = True
         for other, look in siblings:
             line = self.of(other)

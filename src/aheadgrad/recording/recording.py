@@ -35,6 +35,7 @@ from aheadgrad.recording.lower import Lowering
 from aheadgrad.recording.output_facts import Aliases, find_aliases
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, merge_shared
+from aheadgrad.recording.views_of_views import taken_through
 from aheadgrad.report.origins import raised_below_users_code
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options
 from aheadgrad.torchlayer.dispatch import dispatch_modes
@@ -121,7 +122,7 @@ class Recording:
         """Finds the components, and records the backward of each for the tangents that are expected."""
         session, options = self.session, self.options
         cut = options.partition == "default" and not session.hooked
-        views = grown_views(self.facts, self.forward.outputs) if cut else []
+        views = grown_views(self.facts, self.forward.outputs, self.exits) if cut else []
         targets = _targets(self.forward, self.facts, self.aliases)
         self.joint = Joint(session, self.exits, targets, one_node=options.one_node, cut=cut, views=views)
         copied: list[tuple[Tensor, Any]] = []
@@ -206,7 +207,8 @@ def describe(plan: Plan, forward: Forward, options: Options) -> Recording:
         aliases = find_aliases(forward)
         changed = forward.grad_mode_after != forward.grad_mode_before
         after = forward.grad_mode_after if changed else None
-        facts = Facts(tuple(inputs), tuple(aliases.outputs), tuple(aliases.roots), after)
+        outputs = taken_through(aliases.outputs, forward.outputs)
+        facts = Facts(tuple(inputs), tuple(outputs), tuple(aliases.roots), after)
         kept = kept_inside(session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
         if plan.call.forward_only:

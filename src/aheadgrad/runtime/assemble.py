@@ -23,7 +23,7 @@ from torch import Tensor
 from aheadgrad.conventions import outputs, updates
 from aheadgrad.conventions.assembly import Assembly, NodeCall
 from aheadgrad.emit.script import Namespace, Script
-from aheadgrad.joint.level import Target
+from aheadgrad.joint.level import Joint, Target
 from aheadgrad.torchlayer.autograd import history_now, set_grad_enabled
 
 _PARAMETER = re.compile(r"\b[pm]\d")
@@ -158,11 +158,13 @@ def _emit_graded(script: Script, a: Assembly) -> None:
             return
         for t in node.targets:
             if t.kind == "view":
-                outputs.emit_early(script, a, t.index)
+                outputs.emit_grown(script, a, t.index)
+            elif (changed := changed_input(a.joint, t)) is not None:
+                updates.emit_ahead(script, a, changed)
         outs = ", ".join(_exit_name(script, a, i) for i in node.exits)
         saved = "".join(f"{name}, " for name in node.saved)
         sizes = "".join(f"{name}, " for name in node.sizes)
-        targets = "".join(f", {target_name(t)}" for t in node.targets)
+        targets = "".join(f", {target_name(t, a.joint)}" for t in node.targets)
         if not node.targets:
             targets = f", {script.names.name(nowhere(), 'nowhere')}"
         apply = script.names.name(node.apply, "apply")
@@ -193,8 +195,18 @@ def _exit_name(script: Script, a: Assembly, i: int) -> str:
     return f"passage{i}"
 
 
-def target_name(target: Target) -> str:
+def changed_input(joint: Joint, target: Target) -> int | None:
+    """The input that a target is, as the call has left it."""
+    if target.kind != "exit" or target.passage:
+        return None
+    return next((i for i, position in joint.updated.items() if position == target.index), None)
+
+
+def target_name(target: Target, joint: Joint) -> str:
     """A node's input in the entry function."""
+    changed = changed_input(joint, target)
+    if changed is not None:
+        return f"p{changed}"
     if target.kind == "input":
         return f"p{target.index}"
     if target.kind == "view":

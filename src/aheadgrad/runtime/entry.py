@@ -172,7 +172,8 @@ class _Making:
         facts = self.joint.facts.inputs
         reshaped = {f.index for f in facts if f.geometry is not None or f.storage_changed}
         names = [
-            "" if t.kind == "input" and t.index in reshaped else target_name(t) for t in component.targets
+            "" if t.kind == "input" and t.index in reshaped else target_name(t, self.joint)
+            for t in component.targets
         ]
         carried = tuple(saved.index(name) if name in saved else None for name in names)
         positions = direct.positions if direct is not None else tuple(range(len(names)))
