@@ -12,6 +12,7 @@ there is nothing of Python in it that could change. A call under transforms is t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from aheadgrad.frontends.guards import Guarded
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
-from aheadgrad.torchlayer.dispatch import duals_hidden, is_random
+from aheadgrad.torchlayer.dispatch import dual_level, duals_hidden, is_random
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.functorch_levels import is_batched_here
 
@@ -57,7 +58,7 @@ class Derived:
         """Of plain tensors, compiled. What cannot be is an error, so that the graph runs instead; not in a
         backward, whose forward has run."""
         try:
-            with duals_hidden():
+            with duals_hidden() if dual_level() >= 0 else nullcontext():
                 outs: tuple[Any, ...] = self._compiled(*operands)
         except Exception:
             if not self.allowed.sharing:

@@ -189,8 +189,9 @@ def _takes_part(value: Any) -> bool:
 
 def _only_batches(operands: Sequence[Any]) -> bool:
     """Are all transforms `vmap`, with something to go over in each? Then nothing runs again."""
-    found = {level for t in operands if isinstance(t, Tensor) for level in takes_part(t)}
-    return dual_level() < 0 and set(kinds()) == {"vmap"} and len(found) == depth()
+    if dual_level() >= 0 or set(kinds()) != {"vmap"}:
+        return False
+    return len({level for t in operands if isinstance(t, Tensor) for level in takes_part(t)}) == depth()
 
 
 def _stand_in(size: Any, stride: Any, dtype: torch.dtype, device: Any, requires_grad: bool) -> Tensor:
