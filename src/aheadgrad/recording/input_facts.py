@@ -35,7 +35,8 @@ def input_facts(session: Session, index: int, entrance: Entrance) -> InputFacts:
         raise FallbackError("a leaf input is cut off from its history and then gets a new one")
     parts = part_facts(session, current, entrance) if entrance.form is not None else None
     data_changed = functional.has_data_mutation(seen) and not same_value(held, value)
-    if session.ledger.memory_known_by(entrance.storage).beyond and functional.has_data_mutation(seen):
+    moved_on = functional.has_data_mutation(seen) or version(seen) != entrance.version
+    if session.ledger.memory_known_by(entrance.storage).beyond and moved_on:
         raise FallbackError("as_strided takes from an input what lies outside of it, and memory is written")
     geometry = _new_geometry(session, seen, current, geometry_of(value))
     if data_changed and geometry is not None and math.prod(geometry.size) != value.numel():
