@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 
 from aheadgrad import errors, pipeline
+from aheadgrad.cache.visit import Visit
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.plain import Same, freeze, frozen
+from aheadgrad.frontends.kept import subject_of
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
 from aheadgrad.recording.containers import Changing, insides
+from aheadgrad.recording.forward import Call
+from aheadgrad.recording.plain import Same, freeze, frozen
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
@@ -118,6 +121,7 @@ class TracedFunction(CompiledFunction):
         making = Making(self._fn, self.name, flat, self.options, self._last_looks)
         try:
             made = making.run(args, kwargs, symbols)
+            self.misses += making.not_kept
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
             making.settle()
@@ -189,6 +193,7 @@ class Making:
         self._refuse(others)
         self.look = self.state.look(in_words=True)
         self.has_run = False
+        self.not_kept: list[misses.NotKept] = []  # why the cache did not have it
         self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
@@ -206,7 +211,8 @@ class Making:
             if isinstance(value, Tensor) and id(value) in given:
                 raise FallbackError(f"argument {given[id(value)]} is the tensor {path}, which is closed over")
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
+    def call(self, symbols: Symbols | None = None) -> Call:
+        """What is to be recorded."""
         inputs = [(h.slot, h.get()) for h in self.state.holders]
         numbers = {} if symbols is None else symbols.numbers
         leaves = [numbers.get(i, leaf) for i, leaf in enumerate(self.flat.leaves)]
@@ -217,9 +223,22 @@ class Making:
         call.watched = True
         if symbols is not None:
             call.symbols = symbols
+        return call
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
+        call, visit = self.call(symbols), None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
-        entry = pipeline.run(call, options)
+        if options.cache:
+            visit = Visit(
+                subject_of(self, call, again=lambda flat: Making(self.fn, self.name, flat, options, [])),
+                options,
+            )
+        entry = pipeline.run(call, options, visit)
+        if visit is not None and visit.reason:
+            self.not_kept = [misses.NotKept.because(self.name, visit.reason)]
+            misses.tell(self.not_kept[0])
         try:
+            numbers = {} if symbols is None else symbols.numbers
             writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
             return writer.write(self.name, args, kwargs)
         finally:

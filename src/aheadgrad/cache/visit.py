@@ -1,0 +1,244 @@
+"""One call's visit to the cache: before it is recorded, after that, and when an entry is made.
+
+Two kinds of files are kept. An *entry* has the joint program and how it was split; its name is a digest of
+the program, the options, versions and devices. A *call* says which entry serves a call of some function: its
+name is a digest of everything that can be asked before recording, and it holds the proof that a recording
+would come out the same (`proof`).
+
+    find          a call whose proof holds: nothing is recorded
+    same_program  the call was recorded; an entry for the same program: nothing is partitioned
+    keep          both are written
+
+`reason` says why a call was not found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.cache.code import digest
+from aheadgrad.cache.proof import Proof, differs, patches, prove
+from aheadgrad.cache.remembered import LaterDoor, Memo, Remembered, adopt
+from aheadgrad.cache.store import Store, limit_of_size, place_of, warn
+from aheadgrad.cache.tell import Teller, Unprovable
+from aheadgrad.cache.witness import Witness
+from aheadgrad.joint.level import Joint
+from aheadgrad.options import Options
+from aheadgrad.partition.saved import Split
+from aheadgrad.program.saving import dumps, loads
+from aheadgrad.recording.recording import Recording
+from aheadgrad.torchlayer import process
+from aheadgrad.torchlayer import trees as pytree
+
+Pairs = Iterator[tuple[str, str]]
+_NOT_TOLD = ("cache", "max_entries", "decompositions", "partition")
+_SHORT = 100  # longer texts are kept as digests
+
+
+@dataclass(eq=False)
+class Subject:
+    """The call itself. `tell` gives everything there is to ask before recording; `tensors` are all that it
+    can take as inputs; `known` has texts for objects that are told by then. `hold` keeps what it takes to
+    record the call once more, later, and gives a function that does. `whole`: nothing else decides what is
+    recorded."""
+
+    name: str
+    tell: Callable[[Teller], Pairs]
+    tensors: Sequence[Tensor]
+    hold: Callable[[Options], Callable[[], tuple[Recording, Joint]]]
+    returns: Any = None
+    known: dict[int, str] = field(default_factory=dict)
+    whole: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What an entry is made from without recording."""
+
+    joint: Joint
+    split: Split
+    recording: Remembered
+    door: LaterDoor
+
+
+class Visit:
+    def __init__(self, subject: Subject, options: Options) -> None:
+        self.subject, self.options = subject, options
+        self.reason = ""
+        self.teller = Teller(subject.known)
+        self._witness = Witness()
+        self._pairs: list[tuple[str, str]] = []
+        self._around = ""
+        self._store = Store(place_of(options.cache), limit_of_size())
+        self._off = self._store.usable()
+        if self._off:
+            self.reason = self._off
+            warn(f"{self._off}; nothing is kept")
+
+    def find(self, options: Options) -> Found | None:
+        """`options` are settled."""
+        self.options = options
+        if self._off:
+            return None
+        try:
+            self._around = digest(str(list(self._surroundings())))
+        except Unprovable as error:
+            self._off = self.reason = str(error)
+            return None
+        try:
+            self._pairs = [
+                (what, text if len(text) < _SHORT else digest(text)) for what, text in self._told()
+            ]
+        except Unprovable as error:
+            self.reason = f"{error} cannot be compared with that of another process"
+            return None
+        kept = self._store.read(self._call_name)
+        if kept is None:
+            self.reason = self._closest()
+            return None
+        return self._load(kept)
+
+    def _surroundings(self) -> Pairs:
+        """What an entry depends on besides its program."""
+        yield "aheadgrad", process.own_version()
+        yield from process.versions()
+        yield from process.devices(t.device.type for t in self.subject.tensors)
+        options = self.options
+        if callable(options.partition):
+            raise Unprovable("partition= is a function")
+        yield "partition", str(options.partition)
+        for f in fields(options):
+            if f.name not in _NOT_TOLD:
+                yield f.name, self.teller.tell(getattr(options, f.name))
+        for op, function in sorted(options.decompositions.items(), key=lambda pair: str(pair[0])):
+            yield "decompositions", f"{op} {self.teller.tell(function)}"
+
+    def _told(self) -> Pairs:
+        yield "options, versions or devices", self._around
+        yield from process.switches()
+        yield from patches(self.teller)
+        yield from self.subject.tell(self.teller)
+        keys: dict[int, int] = {}
+        for i, t in enumerate(self.subject.tensors):
+            yield f"tensor {i}", process.look_of(t) + self.teller.tell(process.noted_on(t))
+            first = keys.setdefault(process.memory_of(t), i)
+            if first != i:
+                yield f"tensor {i}", f"in the memory of {first}"
+
+    @property
+    def _call_name(self) -> str:
+        return f"{digest(self.subject.name)}-{digest(str(self._pairs))}.call"
+
+    def _closest(self) -> str:
+        """What is different from the latest call of the same function."""
+        for name in self._store.names(digest(self.subject.name)):
+            kept = self._store.read(name)
+            if kept is None:
+                continue
+            pairs = [tuple(pair) for pair in json.loads(kept.partition(b"\n")[2])]
+            for (what, now), (path, was) in zip(self._pairs, pairs, strict=False):
+                if what != path:
+                    return f"{what} came where {path} was"
+                if now != was:
+                    return (
+                        f"{what}: {was} was kept, {now} came"
+                        if len(was + now) < _SHORT
+                        else f"{what} has changed"
+                    )
+            return "there is more, or less, than in the call that was kept"
+        return "no call of this function is kept"
+
+    def _load(self, kept: bytes) -> Found | None:
+        told = json.loads(kept.partition(b"\n")[0])
+        self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
+        if self.reason:
+            return None
+        both = self._entry(told["entry"])
+        if both is None:
+            self.reason = "its entry was removed"
+            return None
+        joint, split = both
+        memo = Memo.from_json(told["memo"])
+        subject = self.subject
+        spec = pytree.spec_from(memo.spec)
+        remembered = Remembered(memo, joint, subject.tensors, spec, subject.returns)
+        return Found(joint, split, remembered, LaterDoor(joint, subject.hold(self.options), _program))
+
+    def _entry(self, name: str) -> tuple[Joint, Split] | None:
+        data = self._store.read(name)
+        if data is None:
+            return None
+        try:
+            joint, split = loads(data)
+        except Exception as error:  # whatever it holds, it is no entry
+            self._store.drop(name, f"it cannot be read ({type(error).__name__}: {error})")
+            return None
+        return replace(joint, options=self.options), split
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Around the recording."""
+        return nullcontext() if self._off or self.subject.whole or not self._pairs else self._witness
+
+    def same_program(self, recording: Recording, joint: Joint) -> tuple[Joint, Split] | None:
+        """An entry that was kept for what was just recorded, which goes on with its values."""
+        if self._off:
+            return None
+        both = self._entry(self._entry_name(joint))
+        if both is not None:
+            self.reason += "; the same program was kept, and is not partitioned again"
+            adopt(recording, both[0])
+        return both
+
+    def _entry_name(self, joint: Joint) -> str:
+        return f"{digest(self._around + _program(joint))}.entry"
+
+    def keep(self, recording: Recording, joint: Joint, split: Split) -> None:
+        """Whatever goes wrong here, the entry itself is made."""
+        if self._off:
+            return
+        try:
+            name = self._entry_name(joint)
+            self._store.write(name, dumps((joint, split)))
+            call = self._call(recording, name) if self._pairs else None
+            if call is not None:
+                self._store.write(self._call_name, call)
+        except FileNotFoundError:  # somebody cleans up
+            pass
+        except OSError as error:
+            warn(f"nothing is written to {self._store.place}: {error.strerror}")
+        except Exception as error:
+            self.reason += f"; not kept: {type(error).__name__}: {error}"
+
+    def _call(self, recording: Recording, entry: str) -> bytes | None:
+        try:
+            memo = Memo.of(recording, self.subject.tensors, _spec(recording.forward.out_spec))
+            if memo is None:
+                raise Unprovable("the recording depends on more than what is kept")
+            proof = Proof(frozenset(), {}) if self.subject.whole else prove(self._witness, self.teller)
+        except Unprovable as error:
+            self.reason += f"; recorded in each process: {error}"
+            return None
+        head = {
+            "entry": entry,
+            "memo": asdict(memo),
+            "names": sorted(proof.names),
+            "items": dict(proof.items),
+        }
+        return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
+
+
+def _program(joint: Joint) -> str:
+    return digest(f"{joint}\n{joint.facts}\n{joint.exits}\n{joint.entrances}\n{joint.components}")
+
+
+def _spec(spec: Any) -> str:
+    try:
+        return pytree.spec_text(spec)
+    except Exception as error:  # of several kinds
+        raise Unprovable(f"the structure of the results cannot be written down ({error})") from None
