@@ -22,7 +22,7 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Compiler, settled
 from aheadgrad.cache.remembered import Remembered
-from aheadgrad.cache.visit import Visit
+from aheadgrad.cache.visit import Visit, no_collection
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
@@ -70,10 +70,11 @@ def run(call: Call, options: Options, visit: Visit | None = None) -> Entry:
     options = settled(options, device_of(call))
     with RECORDING:
         if visit is not None:
-            with journal.stage("cache"):
-                found = visit.find(options)
-            if found is not None:
-                return _entry(found.recording, found.joint, options, journal, found.split, found.door)
+            with no_collection():
+                with journal.stage("cache"):
+                    found = visit.find(options)
+                if found is not None:
+                    return _entry(found.recording, found.joint, options, journal, found.split, found.door)
         with nullcontext() if visit is None else visit.watching():
             recording, joint = record(call, options, journal)
         try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aheadgrad.program.values import TensorType
 from aheadgrad.recording.entrances import Enter
 from aheadgrad.torchlayer.autocast import autocast_as, autocast_state
 from aheadgrad.torchlayer.autograd import is_view
 from aheadgrad.torchlayer.dispatch import default_devices
-from aheadgrad.torchlayer.fake import FakeTensorMode, fake_like, new_mode
+from aheadgrad.torchlayer.fake import Fakes
 
 
 class Ambient:
@@ -34,19 +37,45 @@ class Ambient:
         return stack
 
 
-def without_memory(leaves: list[Any]) -> list[Any]:
-    """Fake tensors in the place of tensors, which look alike to a recording."""
-    mode = new_mode(dynamic=False)
-    made = {id(v): _fake(mode, v) for v in leaves if isinstance(v, Tensor)}
-    return [made.get(id(v), v) for v in leaves]
+@dataclass(frozen=True)
+class Sketch:
+    """What a recording sees of a plain tensor; to make one, nothing has to be loaded that fakes need."""
+
+    type: TensorType
+    requires_grad: bool
+    is_leaf: bool
+    is_view: bool
+
+    @classmethod
+    def of(cls, t: Tensor) -> Sketch:
+        shape = tuple(t.size()), tuple(t.stride()), t.storage_offset()
+        told = TensorType(t.dtype, *shape, t.device, t.layout, t.is_conj(), t.is_neg())
+        return cls(told, t.requires_grad, t.is_leaf, is_view(t))
+
+    def _fake(self, fakes: Fakes) -> Tensor:
+        t = self.type
+        shape = t.dtype, t.size, t.stride, t.offset, t.device
+        return fakes.tensor(*shape, layout=t.layout, conj=t.conj, neg=t.neg, base=None)
+
+    def drawn(self, fakes: Fakes) -> Tensor:
+        """A fake tensor that looks like it."""
+        fake: Tensor = self._fake(fakes)
+        with torch.enable_grad():
+            if self.requires_grad and not self.is_leaf:
+                fake = Enter.apply(self._fake(fakes).requires_grad_(), [fake])
+            elif self.requires_grad:
+                fake.requires_grad_()
+            return fake.view_as(fake) if self.is_view else fake
 
 
-def _fake(mode: FakeTensorMode, t: Tensor) -> Tensor:
-    fake: Tensor = fake_like(mode, t)
-    with torch.enable_grad():
-        if t.requires_grad and not t.is_leaf:
-            leaf = fake_like(mode, t).requires_grad_()
-            fake = Enter.apply(leaf, [fake])
-        elif t.requires_grad:
-            fake.requires_grad_()
-        return fake.view_as(fake) if is_view(t) else fake
+def sketches(leaves: list[Any]) -> Callable[[], list[Any]]:
+    """The leaves again, with tensors that have no memory in the place of tensors."""
+    drawn = {id(v): Sketch.of(v) for v in leaves if isinstance(v, Tensor)}
+    keys = [(id(v), None) if isinstance(v, Tensor) else (0, v) for v in leaves]
+
+    def make() -> list[Any]:
+        fakes = Fakes(None, ())
+        made = {key: sketch.drawn(fakes) for key, sketch in drawn.items()}
+        return [made[key] if key else value for key, value in keys]
+
+    return make

@@ -14,9 +14,10 @@ would come out the same (`proof`).
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -231,6 +232,18 @@ class Visit:
             "items": dict(proof.items),
         }
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python's collector looks at all objects again and again while thousands are loaded that all stay."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _program(joint: Joint) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aheadgrad import pipeline
-from aheadgrad.cache.again import Ambient, without_memory
+from aheadgrad.cache.again import Ambient, sketches
 from aheadgrad.cache.tell import Teller, Unprovable
 from aheadgrad.cache.visit import Subject
 from aheadgrad.errors import AheadgradError
@@ -41,10 +41,10 @@ def subject_of(making: Any, call: Call, again: Callable[[Flat], Any]) -> Subject
             yield path, teller.tell(token)
 
     def hold(options: Options) -> Callable[[], tuple[Recording, Joint]]:
-        leaves, ambient = without_memory(flat.leaves), Ambient()
+        leaves, ambient = sketches(flat.leaves), Ambient()
 
         def record() -> tuple[Recording, Joint]:
-            other = again(replace(flat, leaves=leaves))
+            other = again(replace(flat, leaves=leaves()))
             if other.look.found != look.found:
                 path, was, now = look.differences(other.look)[0]
                 raise AheadgradError(
