@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import aheadgrad
 from aheadgrad.backends.eager import compile_eager
+from aheadgrad.codec.decoding import decode
+from aheadgrad.codec.encoding import encode
 from aheadgrad.errors import AheadgradError
 from aheadgrad.partition.split import split
-from aheadgrad.program.saving import dumps, loads
 from aheadgrad.program.values import Value
 
 SOURCE = Path(aheadgrad.__file__).parent
@@ -125,7 +126,7 @@ def example() -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_joint_program_survives_a_round_trip(name: str) -> None:
     joint = aheadgrad.capture(PROGRAMS[name], *example()).joint
-    again = loads(dumps(joint))
+    again = decode(encode(joint))
     assert str(again) == str(joint)
     assert str(again.facts) == str(joint.facts)
     assert again.signature == joint.signature
@@ -135,8 +136,8 @@ def test_a_joint_program_survives_a_round_trip(name: str) -> None:
 def test_a_loaded_joint_program_can_be_split_and_run(name: str) -> None:
     x, w = example()
     joint = aheadgrad.capture(PROGRAMS[name], x, w).joint
-    again = loads(dumps(joint))
-    first, second = split(joint), loads(dumps(split(again)))
+    again = decode(encode(joint))
+    first, second = split(joint), decode(encode(split(again)))
     assert str(second.forward) == str(first.forward)
     assert list(map(str, second.backwards)) == list(map(str, first.backwards))
     given = [x.detach(), w.clone()]
@@ -148,7 +149,7 @@ def test_symbolic_sizes_survive_a_round_trip() -> None:
     compiled = aheadgrad.compile(lambda x: (x * 2).reshape(x.shape[0] * 3), dynamic=True, frontend="trace")
     compiled(torch.ones(5, 3, requires_grad=True)).sum().backward()
     joint = compiled.entries[0].entry.joint
-    again = loads(dumps(joint))
+    again = decode(encode(joint))
     assert str(again) == str(joint)
     assert "s" in str(next(p.value.type.size for p in again.program.inputs if type(p.value) is Value))
     again.program.graph.lint()
@@ -173,7 +174,7 @@ def test_an_entry_whose_door_is_closed_runs_what_it_was_compiled_for() -> None:
 
 def test_a_graph_that_goes_out_is_a_private_copy() -> None:
     captured = aheadgrad.capture(mix, *example())
-    first, second = captured.joint.program.module, loads(dumps(captured.joint)).program.module
+    first, second = captured.joint.program.module, decode(encode(captured.joint)).program.module
     pairs = zip(first.graph.nodes, second.graph.nodes, strict=True)
     fakes = [(a.meta["val"], b.meta["val"]) for a, b in pairs if isinstance(a.meta.get("val"), Tensor)]
     assert fakes

@@ -181,3 +181,21 @@ def test_the_drop_in_cuts_too() -> None:
         expected = torch.autograd.grad(f(x, w), (x, w))
         assert_equal([x.grad, w.grad], list(expected))
     assert kept[1] < kept[0]
+
+
+def test_nothing_is_made_earlier_than_it_must_be() -> None:
+    """The gradient of `b` rests on what others need as well: it is made just before that goes."""
+
+    def f(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return (x.sin() * w + b).exp()
+
+    x, w, b = (torch.randn(n, 8, requires_grad=True) for n in (32, 32, 1))
+    compiled = aheadgrad.compile(f, frontend="trace", backend="eager", partition="min_cut")
+    compiled(x, w, b).sum().backward()
+    ops = compiled.entries[0].entry.split.backwards[0].ops
+    made = next(op for op in ops if "sum" in op.name)
+    (taken,) = made.uses
+    users = [op for op in ops if taken in op.uses]
+    assert len(users) == 3
+    assert users[-2] is made
+    assert ops.index(users[-1]) == ops.index(made) + 1

@@ -116,6 +116,10 @@ class InvalidOption(AheadgradError, ValueError):
     """An option has a value that means nothing; the message lists those that do."""
 
 
+class ArtifactError(AheadgradError, ValueError):
+    """A program cannot be written to a file, or a file is damaged, too new or none of ours."""
+
+
 class HigherOrderError(AheadgradError, RuntimeError):
     """A derivative was asked for that this compiled call does not provide."""
 

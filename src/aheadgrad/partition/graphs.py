@@ -5,9 +5,6 @@ The same rules as for programs (`choose`), behind a door: the graph is read, spl
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
@@ -16,6 +13,7 @@ from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.options import Options
 from aheadgrad.partition.choose import choose, make_table
 from aheadgrad.partition.plan import DEFAULT, Demands, demands_of
+from aheadgrad.program.collection import no_collection
 from aheadgrad.program.cut import Cutter
 from aheadgrad.program.doors import GraphReader, example_inputs, module_of
 from aheadgrad.program.slots import Slot, Tangent
@@ -51,19 +49,7 @@ def min_cut_rematerialization_partition(
     return _partition(joint_module, num_fwd_outputs, demands_of(options))
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Graphs are many small objects, none of them garbage; looking through all there is takes longer."""
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
-
-
-@_no_collection()
+@no_collection()
 def _partition(
     joint_module: fx.GraphModule, num_fwd_outputs: int, demands: Demands
 ) -> tuple[fx.GraphModule, fx.GraphModule]:

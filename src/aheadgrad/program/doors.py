@@ -20,7 +20,7 @@ from aheadgrad.program.cut import Cutter
 from aheadgrad.program.effects import has_effect
 from aheadgrad.program.names import Naming
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Slot, UserInput, UserOutput
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, TensorType, Value, values_in
 from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
@@ -240,6 +240,15 @@ def program_of(
     return replace(cut, made=module)
 
 
+def program_of_body(module: fx.GraphModule) -> Program:
+    """The graph of a function that a control-flow operator runs, as a program."""
+    read = GraphReader(module)
+    tape = read.tape(set())
+    ports = [Port(UserInput(name), value, name) for name, value in read.inputs]
+    leaving: list[tuple[Slot, Any]] = [(UserOutput(i), value) for i, value in enumerate(read.results)]
+    return Cutter(tape).cut("body", ports, leaving, {op.phase for op in tape.ops})
+
+
 def _names(slots: tuple[Slot, ...]) -> str:
     return ", ".join(s.describe() for s in slots)
 
@@ -291,7 +300,8 @@ class GraphReader:
         elif node.op == "get_attr":
             self.env[node] = operator.attrgetter(str(node.target))(self.module)
         elif node.op == "output":
-            self.results = list(self._argument(node.args[0]))
+            returned = self._argument(node.args[0])
+            self.results = list(returned) if isinstance(returned, list | tuple) else [returned]
         elif node.op != "call_function":
             raise InvalidProgram(f"A graph of ATen ops is needed; {node.format_node()} is a {node.op}.")
         elif node.target is operator.getitem and type(self.env.get(node.args[0])) is tuple:  # type: ignore[arg-type]

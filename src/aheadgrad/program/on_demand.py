@@ -1,6 +1,7 @@
 """The order of a backward that runs ops of the forward again: each right before it is first needed.
 
-Run at the start, where the tape has them, their results would lie in memory until their turn comes.
+Run at the start, where the tape has them, their results would lie in memory until their turn comes. What
+frees nothing waits in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def on_demand(
         _place(tape, i, wanted, source, placed, order)
     for i in sorted(wanted - placed):  # what results alone need
         _place(tape, i, wanted, source, placed, order)
-    return order
+    return _put_off(tape, order, source)
 
 
 def _place(
@@ -50,3 +51,38 @@ def _place(
                 order.append(i)
         else:
             stack.extend(sorted(missing))
+
+
+def _put_off(tape: Tape, order: list[int], source: Callable[[Value], Value]) -> list[int]:
+    """An op that frees nothing waits until an op would free what it takes, or needs what it makes.
+
+    So less is in memory meanwhile, and never more. Nothing waits past an op with an effect.
+    """
+    end = len(order)
+    roots: dict[Value, Value] = {}
+    dies: dict[Value, int] = {}
+    used: set[Value] = set()
+    for at, i in enumerate(order):
+        op = tape.ops[i]
+        taken = [source(v) for v in op.uses]
+        used.update(taken)
+        dies.update((roots.get(v, v), at) for v in taken)
+        for v in op.values:
+            roots[v] = v if op.viewed is None else roots.get(taken[0], taken[0])
+    dies.update((root, end) for v, root in roots.items() if v not in used)  # a result
+    places = list(range(end))
+    needed: dict[Value, int] = {}
+    barrier = end
+    for at in reversed(range(end)):
+        op = tape.ops[order[at]]
+        taken = [source(v) for v in op.uses]
+        if op.keep or not all(type(v) is Value for v in op.outs):
+            barrier = at
+        else:
+            frees = [dies[roots.get(v, v)] for v in taken] if op.viewed is None else []
+            waits = min(frees, default=end)
+            if waits > at:
+                places[at] = min(waits, barrier, *(needed.get(v, end) for v in op.values))
+        needed.update((v, min(places[at], needed.get(v, end))) for v in taken)
+    waiting = [(places[at], places[at] == at, at) for at in range(end)]
+    return [order[at] for _, _, at in sorted(waiting)]

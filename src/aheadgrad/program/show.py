@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
@@ -41,6 +42,8 @@ def op_line(op: Op, names: dict[Value, str] | None = None) -> str:
             return (names or {}).get(value, repr(value))
         if isinstance(value, torch.Tensor):
             return f"constant{list(value.shape)}"
+        if isinstance(value, fx.GraphModule):
+            return f"function[{sum(n.op == 'call_function' for n in value.graph.nodes)} ops]"
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(shown, value))}]"
         return str(value)

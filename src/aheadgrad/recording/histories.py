@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import number_of
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -43,11 +44,16 @@ def saved_with_history(node: Any) -> Iterator[Tensor]:
                 yield t
 
 
-def saved_storages(session: Session, nodes: Iterable[Any]) -> set[Any]:
+def in_order(nodes: Iterable[Any]) -> list[Any]:
+    """In the order in which they were made: the same in every recording of one function."""
+    return sorted(nodes, key=number_of)
+
+
+def saved_storages(session: Session, nodes: Iterable[Any]) -> dict[Any, None]:
     """The storages of everything that autograd nodes saved, by their keys."""
-    keys: set[Any] = set()
-    for node in nodes:
-        keys |= session.hidden.get(node, set())
+    keys: dict[Any, None] = {}
+    for node in in_order(nodes):
+        keys |= session.hidden.get(node, {})
         for name in saved_attributes(node):
             try:
                 value = getattr(node, name)
@@ -80,10 +86,10 @@ def holds_something(node: Any) -> bool:
     return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
 
 
-def _add(value: Any, keys: set[Any]) -> None:
+def _add(value: Any, keys: dict[Any, None]) -> None:
     if isinstance(value, Tensor):
         if functional.is_wrapped(value):
-            keys.add(functional.storage_key(value))
+            keys[functional.storage_key(value)] = None
     elif isinstance(value, tuple | list):
         for part in value:
             _add(part, keys)

@@ -13,7 +13,7 @@ from aheadgrad.program.slots import Buffer, Parameter, Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
-from aheadgrad.recording.histories import holds_something, saved_storages, saved_with_history
+from aheadgrad.recording.histories import holds_something, in_order, saved_storages, saved_with_history
 from aheadgrad.recording.joint import Gradients, dense_order
 from aheadgrad.recording.lower import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
@@ -185,7 +185,7 @@ class _Levels:
         or for another part of the outputs. Eager keeps what serves all of them.
         """
         tape = self.low.tape()
-        saved = (functional.unwrap(t) for node in nodes for t in saved_with_history(node))
+        saved = (functional.unwrap(t) for node in in_order(nodes) for t in saved_with_history(node))
         found = (self.low.known(v) for value in saved for v in values_of(value))
         return {tape.source(v): None for v in found if v is not None}
 

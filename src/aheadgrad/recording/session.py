@@ -69,7 +69,7 @@ class Session:
         self.ledger = Ledger()
         self.entrances: list[Entrance] = []
         self.members: list[Member] = []
-        self.hidden: dict[Any, set[int]] = {}  # by autograd node: storages saved inside it
+        self.hidden: dict[Any, dict[Any, None]] = {}  # by autograd node: storages saved inside it
         self._by_real: dict[int, Entrance] = {}
         self._closed_over: list[tuple[weakref.ref[Tensor], Entrance]] = []  # once arguments are forgotten
         self.ambient = Ambient()
@@ -322,7 +322,9 @@ class Session:
         """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
         base = base_of(written) if is_view(written) and written.requires_grad else None
         if base is not None and base.grad_fn is not None:
-            self.hidden.setdefault(base.grad_fn, set()).update(map(functional.storage_key, others))
+            self.hidden.setdefault(base.grad_fn, {}).update(
+                dict.fromkeys(map(functional.storage_key, others))
+            )
 
     def watch_storage(self, seen: Tensor) -> None:
         """Before `x.set_(y)`: keep an eye on the storage that x is about to leave."""

@@ -107,7 +107,11 @@ _foreign: dict[type, bool] = {}
 
 def is_foreign(t: Any) -> bool:
     """A subclass that can be taken apart into plain tensors."""
-    kind = type(t)
+    known = _foreign.get(type(t))
+    return is_foreign_class(type(t)) if known is None else known
+
+
+def is_foreign_class(kind: Any) -> bool:
     known = _foreign.get(kind)
     if known is None:
         known = issubclass(kind, Tensor) and kind not in _PLAIN and kind is not Veil

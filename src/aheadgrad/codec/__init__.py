@@ -1,0 +1,1 @@
+"""Stage values as plain data, and back."""
