@@ -22,7 +22,7 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Compiler, settled
 from aheadgrad.cache.remembered import Remembered
-from aheadgrad.cache.visit import Visit, no_collection
+from aheadgrad.cache.visit import Visit
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
@@ -40,6 +40,7 @@ from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
+from aheadgrad.program.collection import no_collection
 from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import opened

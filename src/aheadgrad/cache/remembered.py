@@ -104,12 +104,12 @@ class Remembered:
 
 
 class LaterDoor:
-    """The door of a loaded entry. `again` records once more, `program` is how joints are compared."""
+    """The door of a loaded entry. `again` records once more, `is_same` tells whether that is the program."""
 
     def __init__(
-        self, joint: Joint, again: Callable[[], tuple[Recording, Joint]], program: Callable[[Joint], str]
+        self, joint: Joint, again: Callable[[], tuple[Recording, Joint]], is_same: Callable[[Joint], bool]
     ) -> None:
-        self._joint, self._again, self._program = joint, again, program
+        self._joint, self._again, self._is_same = joint, again, is_same
         self._live: LiveDoor | None = None
 
     def more(self, request: Request) -> Further:
@@ -117,7 +117,7 @@ class LaterDoor:
             if self._live is None:
                 recording, joint = self._again()
                 recording.release()
-                if self._program(joint) != self._program(self._joint):
+                if not self._is_same(joint):
                     raise AheadgradError(
                         "This backward needs more than what was compiled, and the entry came from the cache: "
                         "the function was recorded again and does something else now. Use cache=False, or "

@@ -14,25 +14,25 @@ would come out the same (`proof`).
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
 
 from aheadgrad.cache.code import digest
+from aheadgrad.cache.files import as_bytes, from_bytes, program_digest
 from aheadgrad.cache.proof import Proof, differs, patches, prove
 from aheadgrad.cache.remembered import LaterDoor, Memo, Remembered, adopt
 from aheadgrad.cache.store import Store, limit_of_size, place_of, warn
 from aheadgrad.cache.tell import Teller, Unprovable
 from aheadgrad.cache.witness import Witness
+from aheadgrad.errors import ArtifactError
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.partition.saved import Split
-from aheadgrad.program.saving import dumps, loads
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import process
 from aheadgrad.torchlayer import trees as pytree
@@ -75,7 +75,7 @@ class Visit:
         self.teller = Teller(subject.known)
         self._witness = Witness()
         self._pairs: list[tuple[str, str]] = []
-        self._around = ""
+        self._around = self._name = ""
         self._store = Store(place_of(options.cache), limit_of_size())
         self._off = self._store.usable()
         if self._off:
@@ -169,14 +169,18 @@ class Visit:
         subject = self.subject
         spec = pytree.spec_from(memo.spec)
         remembered = Remembered(memo, joint, subject.tensors, spec, subject.returns)
-        return Found(joint, split, remembered, LaterDoor(joint, subject.hold(self.options), _program))
+
+        def is_same(recorded: Joint) -> bool:
+            return self._entry_name(recorded) == told["entry"]
+
+        return Found(joint, split, remembered, LaterDoor(joint, subject.hold(self.options), is_same))
 
     def _entry(self, name: str) -> tuple[Joint, Split] | None:
         data = self._store.read(name)
         if data is None:
             return None
         try:
-            joint, split = loads(data)
+            joint, split = from_bytes(data)
         except Exception as error:  # whatever it holds, it is no entry
             self._store.drop(name, f"it cannot be read ({type(error).__name__}: {error})")
             return None
@@ -190,23 +194,28 @@ class Visit:
         """An entry that was kept for what was just recorded, which goes on with its values."""
         if self._off:
             return None
-        both = self._entry(self._entry_name(joint))
+        try:
+            self._name = self._entry_name(joint)
+        except ArtifactError as error:
+            self._off = str(error)
+            self.reason += f"; not kept: {error}"
+            return None
+        both = self._entry(self._name)
         if both is not None:
             self.reason += "; the same program was kept, and is not partitioned again"
             adopt(recording, both[0])
         return both
 
     def _entry_name(self, joint: Joint) -> str:
-        return f"{digest(self._around + _program(joint))}.entry"
+        return f"{digest(self._around + program_digest(joint))}.entry"
 
     def keep(self, recording: Recording, joint: Joint, split: Split) -> None:
         """Whatever goes wrong here, the entry itself is made."""
         if self._off:
             return
         try:
-            name = self._entry_name(joint)
-            self._store.write(name, dumps((joint, split)))
-            call = self._call(recording, name) if self._pairs else None
+            self._store.write(self._name, as_bytes((joint, split)))
+            call = self._call(recording, self._name) if self._pairs else None
             if call is not None:
                 self._store.write(self._call_name, call)
         except FileNotFoundError:  # somebody cleans up
@@ -232,22 +241,6 @@ class Visit:
             "items": dict(proof.items),
         }
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's collector looks at all objects again and again while thousands are loaded that all stay."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def _program(joint: Joint) -> str:
-    return digest(f"{joint}\n{joint.facts}\n{joint.exits}\n{joint.entrances}\n{joint.components}")
 
 
 def _spec(spec: Any) -> str:
