@@ -15,6 +15,7 @@ from aheadgrad.recording.entrances import Enter
 from aheadgrad.torchlayer.autocast import autocast_as, autocast_state
 from aheadgrad.torchlayer.autograd import is_view
 from aheadgrad.torchlayer.dispatch import default_devices
+from aheadgrad.torchlayer.dynamo import is_static, mark_static
 from aheadgrad.torchlayer.fake import Fakes
 
 
@@ -45,12 +46,13 @@ class Sketch:
     requires_grad: bool
     is_leaf: bool
     is_view: bool
+    is_static: bool
 
     @classmethod
     def of(cls, t: Tensor) -> Sketch:
         shape = tuple(t.size()), tuple(t.stride()), t.storage_offset()
         told = TensorType(t.dtype, *shape, t.device, t.layout, t.is_conj(), t.is_neg())
-        return cls(told, t.requires_grad, t.is_leaf, is_view(t))
+        return cls(told, t.requires_grad, t.is_leaf, is_view(t), is_static(t))
 
     def _fake(self, fakes: Fakes) -> Tensor:
         t = self.type
@@ -65,7 +67,11 @@ class Sketch:
                 fake = Enter.apply(self._fake(fakes).requires_grad_(), [fake])
             elif self.requires_grad:
                 fake.requires_grad_()
-            return fake.view_as(fake) if self.is_view else fake
+            if self.is_view:
+                fake = fake.view_as(fake)
+        if self.is_static:
+            mark_static(fake)
+        return fake
 
 
 def sketches(leaves: list[Any]) -> Callable[[], list[Any]]:

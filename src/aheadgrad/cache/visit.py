@@ -147,16 +147,16 @@ class Visit:
                 if what != path:
                     return f"{what} came where {path} was"
                 if now != was:
-                    return (
-                        f"{what}: {was} was kept, {now} came"
-                        if len(was + now) < _SHORT
-                        else f"{what} has changed"
-                    )
+                    told = "#" not in was + now and "options" not in what
+                    return f"{what}: {was} was kept, {now} came" if told else f"{what} changed"
             return "there is more, or less, than in the call that was kept"
         return "no call of this function is kept"
 
     def _load(self, kept: bytes) -> Found | None:
         told = json.loads(kept.partition(b"\n")[0])
+        if "unproven" in told:
+            self.reason, self._pairs = f"recorded in each process: {told['unproven']}", []
+            return None
         self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
         if self.reason:
             return None
@@ -215,9 +215,8 @@ class Visit:
             return
         try:
             self._store.write(self._name, as_bytes((joint, split)))
-            call = self._call(recording, self._name) if self._pairs else None
-            if call is not None:
-                self._store.write(self._call_name, call)
+            if self._pairs:
+                self._store.write(self._call_name, self._call(recording, self._name))
         except FileNotFoundError:  # somebody cleans up
             pass
         except OSError as error:
@@ -225,15 +224,15 @@ class Visit:
         except Exception as error:
             self.reason += f"; not kept: {type(error).__name__}: {error}"
 
-    def _call(self, recording: Recording, entry: str) -> bytes | None:
+    def _call(self, recording: Recording, entry: str) -> bytes:
         try:
             memo = Memo.of(recording, self.subject.tensors, _spec(recording.forward.out_spec))
             if memo is None:
                 raise Unprovable("the recording depends on more than what is kept")
             proof = Proof(frozenset(), {}) if self.subject.whole else prove(self._witness, self.teller)
-        except Unprovable as error:
+        except Unprovable as error:  # others need not watch it again
             self.reason += f"; recorded in each process: {error}"
-            return None
+            return json.dumps({"unproven": str(error)}).encode() + b"\n" + json.dumps(self._pairs).encode()
         head = {
             "entry": entry,
             "memo": asdict(memo),

@@ -12,6 +12,7 @@ from types import CodeType
 from typing import Any
 
 from aheadgrad.cache.code import whose
+from aheadgrad.torchlayer.fake import new_mode
 
 # What reads the world: another process may be told something else.
 _WORLD = set(
@@ -33,6 +34,7 @@ class Witness:
         self._profiler = _lsprof.Profiler()
 
     def __enter__(self) -> None:
+        new_mode(dynamic=False)  # it loads what takes its time, and much more of it if one counts
         try:
             self._profiler.enable(True, True)
         except ValueError:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from aheadgrad import errors, pipeline
+from aheadgrad.cache.subjects import call_of_function
 from aheadgrad.cache.visit import Visit
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.kept import subject_of
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
@@ -121,7 +121,9 @@ class TracedFunction(CompiledFunction):
         making = Making(self._fn, self.name, flat, self.options, self._last_looks)
         try:
             made = making.run(args, kwargs, symbols)
-            self.misses += making.not_kept
+            if made.not_kept:
+                self.misses.append(misses.NotKept.because(self.name, made.not_kept))
+                misses.tell(self.misses[-1])
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
             making.settle()
@@ -193,7 +195,6 @@ class Making:
         self._refuse(others)
         self.look = self.state.look(in_words=True)
         self.has_run = False
-        self.not_kept: list[misses.NotKept] = []  # why the cache did not have it
         self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
         self._numbers = _random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
@@ -229,20 +230,20 @@ class Making:
         call, visit = self.call(symbols), None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         if options.cache:
-            visit = Visit(
-                subject_of(self, call, again=lambda flat: Making(self.fn, self.name, flat, options, [])),
-                options,
-            )
+            subject = call_of_function(self, call, self._again, pipeline.record)
+            visit = Visit(subject, options)
         entry = pipeline.run(call, options, visit)
-        if visit is not None and visit.reason:
-            self.not_kept = [misses.NotKept.because(self.name, visit.reason)]
-            misses.tell(self.not_kept[0])
         try:
             numbers = {} if symbols is None else symbols.numbers
             writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
-            return writer.write(self.name, args, kwargs)
+            made = writer.write(self.name, args, kwargs)
+            made.not_kept = "" if visit is None else visit.reason
+            return made
         finally:
             entry.captured.release()
+
+    def _again(self, leaves: list[Any]) -> Making:
+        return Making(self.fn, self.name, replace(self.flat, leaves=leaves), self.options, [])
 
     def settle(self) -> None:
         """The entry is made: what was found on the way may go."""
