@@ -31,6 +31,7 @@ from aheadgrad.recording.plain import SIMPLE
 _ABSENT = object()
 _NOWHERE = ModuleType("nowhere")
 _DATA = (*SIMPLE, list, tuple, dict, set, frozenset, MemberDescriptorType)  # no code is in these
+_TOLD = (FunctionType, type, ModuleType, *SIMPLE, list, tuple)  # of torch's modules and Python's
 _IGNORED = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "_abc_impl"}
 
 
@@ -131,7 +132,7 @@ class _Facts:
         found = []
         for key in sorted(self.names & vars(module).keys()):
             value = vars(module)[key]
-            if not safe or isinstance(value, FunctionType | type | ModuleType):
+            if not safe or isinstance(value, _TOLD):
                 found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
         return f"module {name} {found}"
 

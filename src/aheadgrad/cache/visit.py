@@ -39,6 +39,7 @@ from aheadgrad.torchlayer import trees as pytree
 
 Pairs = Iterator[tuple[str, str]]
 _NOT_TOLD = ("cache", "max_entries", "decompositions", "partition")
+_MANY = 32  # calls that are looked at to tell what has changed
 _SHORT = 100  # longer texts are kept as digests
 
 
@@ -75,7 +76,8 @@ class Visit:
         self.teller = Teller(subject.known)
         self._witness = Witness()
         self._pairs: list[tuple[str, str]] = []
-        self._around = self._name = ""
+        self._around: list[tuple[str, str]] = []
+        self._name = ""  # of the entry
         self._store = Store(place_of(options.cache), limit_of_size())
         self._off = self._store.usable()
         if self._off:
@@ -88,7 +90,7 @@ class Visit:
         if self._off:
             return None
         try:
-            self._around = digest(str(list(self._surroundings())))
+            self._around = list(self._surroundings())
         except Unprovable as error:
             self._off = self.reason = str(error)
             return None
@@ -97,7 +99,7 @@ class Visit:
                 (what, text if len(text) < _SHORT else digest(text)) for what, text in self._told()
             ]
         except Unprovable as error:
-            self.reason = f"{error} cannot be compared with that of another process"
+            self.reason = f"recorded in each process: {error} cannot be compared"
             return None
         kept = self._store.read(self._call_name)
         if kept is None:
@@ -117,11 +119,11 @@ class Visit:
         for f in fields(options):
             if f.name not in _NOT_TOLD:
                 yield f.name, self.teller.tell(getattr(options, f.name))
-        for op, function in sorted(options.decompositions.items(), key=lambda pair: str(pair[0])):
-            yield "decompositions", f"{op} {self.teller.tell(function)}"
+        chosen = sorted(options.decompositions.items(), key=lambda pair: str(pair[0]))
+        yield "decompositions", self.teller.tell(chosen)
 
     def _told(self) -> Pairs:
-        yield "options, versions or devices", self._around
+        yield from self._around
         yield from process.switches()
         yield from patches(self.teller)
         yield from self.subject.tell(self.teller)
@@ -137,20 +139,13 @@ class Visit:
         return f"{digest(self.subject.name)}-{digest(str(self._pairs))}.call"
 
     def _closest(self) -> str:
-        """What is different from the latest call of the same function."""
-        for name in self._store.names(digest(self.subject.name)):
+        """What is different from the call of the same function that differs least."""
+        found: list[list[str]] = []
+        for name in self._store.names(digest(self.subject.name))[:_MANY]:
             kept = self._store.read(name)
-            if kept is None:
-                continue
-            pairs = [tuple(pair) for pair in json.loads(kept.partition(b"\n")[2])]
-            for (what, now), (path, was) in zip(self._pairs, pairs, strict=False):
-                if what != path:
-                    return f"{what} came where {path} was"
-                if now != was:
-                    told = "#" not in was + now and "options" not in what
-                    return f"{what}: {was} was kept, {now} came" if told else f"{what} changed"
-            return "there is more, or less, than in the call that was kept"
-        return "no call of this function is kept"
+            if kept is not None:
+                found.append(list(_differences(json.loads(kept.partition(b"\n")[2]), self._pairs)))
+        return min(found, key=len)[0] if found else "no call of this function is kept"
 
     def _load(self, kept: bytes) -> Found | None:
         told = json.loads(kept.partition(b"\n")[0])
@@ -207,7 +202,7 @@ class Visit:
         return both
 
     def _entry_name(self, joint: Joint) -> str:
-        return f"{digest(self._around + program_digest(joint))}.entry"
+        return f"{digest(str(self._around) + program_digest(joint))}.entry"
 
     def keep(self, recording: Recording, joint: Joint, split: Split) -> None:
         """Whatever goes wrong here, the entry itself is made."""
@@ -240,6 +235,18 @@ class Visit:
             "items": dict(proof.items),
         }
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
+
+
+def _differences(kept: list[Any], now: list[tuple[str, str]]) -> Iterator[str]:
+    """What was different when a call was kept, in words."""
+    for (what, came), (path, was) in zip(now, kept, strict=False):
+        if what != path:
+            yield f"{what} came where {path} was"
+        elif came != was:
+            told = "#" not in was + came and what != "the function"
+            yield f"{what}: {was} was kept, {came} came" if told else f"{what} changed"
+    if len(kept) != len(now):
+        yield "there is more, or less, than in the call that was kept"
 
 
 def _spec(spec: Any) -> str:

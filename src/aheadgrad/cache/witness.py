@@ -22,6 +22,7 @@ _WORLD = set(
 )
 _BUILTINS = ("builtins.id", "builtins.hash", "builtins.input", "builtins.open", "io.open")
 _IMPORTS = "<frozen importlib"
+_HARMLESS = re.compile(r"\b(logging|warnings|contextlib|abc|typing|enum)\b")  # nothing comes back from these
 _NAME = re.compile(r"<built-in method ([\w.]+)|<method '\w+' of '([\w.]+)'")
 
 
@@ -59,10 +60,10 @@ class Witness:
             users = not whose(code.co_filename) and not (code.co_filename == "<string>" and code in foreign)
             if users:
                 self.ran.append(code)
+            if users and (world := _world_behind(code, calls)):
+                told = f"{code.co_qualname} calls {world}, which may tell another process something else"
+                self.doubts.append(told)
             for other in calls.get(code, ()):
-                if users and (world := _world(other)):
-                    told = f"{code.co_qualname} calls {world}, which may tell another process something else"
-                    self.doubts.append(told)
                 if other not in seen:
                     seen.add(other)
                     left.append(other)
@@ -73,11 +74,25 @@ def _is_users(code: Any) -> bool:
     return isinstance(code, CodeType) and not whose(code.co_filename)
 
 
+def _world_behind(code: CodeType, calls: dict[Any, list[Any]]) -> str:
+    """What asks for something outside, called by this code or by functions of Python's that it calls."""
+    left, seen = list(calls.get(code, ())), set()
+    while left:
+        other = left.pop()
+        if world := _world(other):
+            return world
+        python = isinstance(other, CodeType) and whose(other.co_filename) == "python"
+        if python and other not in seen and not _HARMLESS.search(other.co_filename):
+            seen.add(other)
+            left += calls.get(other, ())
+    return ""
+
+
 def _world(called: Any) -> str:
     """What a function is called that asks for something outside of the process's own values."""
     if isinstance(called, CodeType):
         file = called.co_filename
-        module = file.rpartition("/")[2].removesuffix(".py")
+        module = file.rpartition("/")[2].removesuffix(".py").removeprefix("<frozen ").removesuffix(">")
         package = file.rpartition("/")[0].rpartition("/")[2]
         found = whose(file) == "python" and (module in _WORLD or package in _WORLD)
         return f"{module}.{called.co_name}" if found else ""
