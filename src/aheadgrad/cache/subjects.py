@@ -38,7 +38,8 @@ def call_of_function(making: Any, call: Call, again: Callable[[list[Any]], Any],
         for path, leaf in zip(flat.paths, flat.leaves, strict=True):
             yield path, teller.tell(leaf)
         for path, token in look.found:
-            yield path, teller.tell(token)
+            simple = type(token) is tuple and len(token) == 2 and type(token[1]) is token[0]
+            yield path, teller.tell(token[1] if simple else token)
 
     def hold(options: Options) -> Callable[[], tuple[Recording, Joint]]:
         leaves, ambient = sketches(flat.leaves), Ambient()
@@ -101,7 +102,7 @@ def _must_be_plain(call: Call, tensors: Sequence[Any]) -> None:
 
 def _origin(fn: Any) -> str:
     kind = fn if hasattr(fn, "__qualname__") else type(fn)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
 
 
 def _place(module: nn.Module) -> str:

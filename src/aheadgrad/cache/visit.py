@@ -85,7 +85,7 @@ class Visit:
             warn(f"{self._off}; nothing is kept")
 
     def find(self, options: Options) -> Found | None:
-        """`options` are settled."""
+        """`options` are settled. Whatever goes wrong here, the call can be recorded."""
         self.options = options
         if self._off:
             return None
@@ -95,17 +95,17 @@ class Visit:
             self._off = self.reason = str(error)
             return None
         try:
-            self._pairs = [
-                (what, text if len(text) < _SHORT else digest(text)) for what, text in self._told()
-            ]
+            self._pairs = [(what, _short(text)) for what, text in self._told()]
+            kept = self._store.read(self._call_name)
+            if kept is not None:
+                return self._load(kept)
+            self.reason = self._closest()
         except Unprovable as error:
             self.reason = f"recorded in each process: {error} cannot be compared"
-            return None
-        kept = self._store.read(self._call_name)
-        if kept is None:
-            self.reason = self._closest()
-            return None
-        return self._load(kept)
+        except Exception as error:
+            self._pairs = []
+            self.reason = f"it failed with {type(error).__name__}: {error}"
+        return None
 
     def _surroundings(self) -> Pairs:
         """What an entry depends on besides its program."""
@@ -249,8 +249,15 @@ def _differences(kept: list[Any], now: list[tuple[str, str]]) -> Iterator[str]:
         yield "there is more, or less, than in the call that was kept"
 
 
+def _short(text: str) -> str:
+    return text if len(text) < _SHORT else f"#{digest(text)}"
+
+
 def _spec(spec: Any) -> str:
     try:
-        return pytree.spec_text(spec)
-    except Exception as error:  # of several kinds
-        raise Unprovable(f"the structure of the results cannot be written down ({error})") from None
+        text = pytree.spec_text(spec)
+        if pytree.spec_from(text) == spec:
+            return text
+    except Exception:  # of several kinds
+        pass
+    raise Unprovable("the structure of the results cannot be written down")
