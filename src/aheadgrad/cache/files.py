@@ -15,23 +15,27 @@ from aheadgrad.codec.decoding import decode, parsed
 from aheadgrad.codec.encoding import Encoded, encode
 from aheadgrad.errors import ArtifactError
 from aheadgrad.joint.level import Joint
+from aheadgrad.partition.saved import Split
+from aheadgrad.program.values import Origin
 from aheadgrad.torchlayer.named import DTYPES
 
 _MOST = 1 << 26  # bytes of constants
 
 
-def as_bytes(value: Any) -> bytes:
-    encoded = encode(value)
-    heads = json.dumps([_head(t) for t in encoded.tensors])
+def as_bytes(joint: Joint, split: Split) -> bytes:
+    encoded = encode((joint, split))
+    files = {op.origin.file for op in joint.tape.ops if op.origin is not None}
+    heads = json.dumps([[_head(t) for t in encoded.tensors], sorted(files)])
     memory = b"".join(map(_memory, encoded.tensors))
     return b"\n".join([encoded.text().encode(), heads.encode(), memory])
 
 
-def from_bytes(data: bytes) -> Any:
+def from_bytes(data: bytes) -> tuple[Joint, Split]:
     text, _, rest = data.partition(b"\n")
     heads, _, memory = rest.partition(b"\n")
     tensors, start = [], 0
-    for dtype, size, stride, device in json.loads(heads):
+    looks, files = json.loads(heads)
+    for dtype, size, stride, device in looks:
         kind = DTYPES[dtype]
         count = torch.Size(size).numel()
         end = start + count * kind.itemsize
@@ -43,7 +47,22 @@ def from_bytes(data: bytes) -> Any:
         made = torch.empty_strided(size, stride, dtype=kind)
         tensors.append(made.copy_(flat.view(size)).to(device))
         start = end
-    return decode(Encoded(parsed(text), tuple(tensors)))
+    joint, split = decode(Encoded(parsed(text), tuple(tensors)))
+    _complete_origins(joint, split, files)
+    return joint, split
+
+
+def _complete_origins(joint: Joint, split: Split, files: list[str]) -> None:
+    """The codec leaves out the way to a file. Nobody has seen these ops yet: they can still be changed."""
+    ways = {file.rpartition("/")[2]: file for file in files}
+    if len(ways) < len(files):
+        return
+    known: dict[Origin, Origin] = {}
+    for ops in (joint.tape.ops, *(p.ops for p in (split.forward, *split.backwards) if p is not None)):
+        for op in ops:
+            if op.origin is not None and op.origin.file in ways:
+                whole = op.origin._replace(file=ways[op.origin.file])
+                object.__setattr__(op, "origin", known.setdefault(whole, whole))
 
 
 def program_digest(joint: Joint) -> str:

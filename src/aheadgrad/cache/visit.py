@@ -164,9 +164,10 @@ class Visit:
         subject = self.subject
         spec = pytree.spec_from(memo.spec)
         remembered = Remembered(memo, joint, subject.tensors, spec, subject.returns)
+        around, entry = self._around, told["entry"]
 
-        def is_same(recorded: Joint) -> bool:
-            return self._entry_name(recorded) == told["entry"]
+        def is_same(recorded: Joint) -> bool:  # it is kept: nothing of this call goes with it
+            return _entry_name(around, recorded) == entry
 
         return Found(joint, split, remembered, LaterDoor(joint, subject.hold(self.options), is_same))
 
@@ -190,7 +191,7 @@ class Visit:
         if self._off:
             return None
         try:
-            self._name = self._entry_name(joint)
+            self._name = _entry_name(self._around, joint)
         except ArtifactError as error:
             self._off = str(error)
             self.reason += f"; not kept: {error}"
@@ -201,15 +202,12 @@ class Visit:
             adopt(recording, both[0])
         return both
 
-    def _entry_name(self, joint: Joint) -> str:
-        return f"{digest(str(self._around) + program_digest(joint))}.entry"
-
     def keep(self, recording: Recording, joint: Joint, split: Split) -> None:
         """Whatever goes wrong here, the entry itself is made."""
         if self._off:
             return
         try:
-            self._store.write(self._name, as_bytes((joint, split)))
+            self._store.write(self._name, as_bytes(joint, split))
             if self._pairs:
                 self._store.write(self._call_name, self._call(recording, self._name))
         except FileNotFoundError:  # somebody cleans up
@@ -247,6 +245,10 @@ def _differences(kept: list[Any], now: list[tuple[str, str]]) -> Iterator[str]:
             yield f"{what}: {was} was kept, {came} came" if told else f"{what} changed"
     if len(kept) != len(now):
         yield "there is more, or less, than in the call that was kept"
+
+
+def _entry_name(around: list[tuple[str, str]], joint: Joint) -> str:
+    return f"{digest(str(around) + program_digest(joint))}.entry"
 
 
 def _short(text: str) -> str:

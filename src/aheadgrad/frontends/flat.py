@@ -46,10 +46,11 @@ def compile_flat(
     places = holders(list(module.named_modules()))
     fn = invoke or module
     flat = flatten(tuple(args), {}, [])
+    bare = replace(flat, leaves=[])
 
     def call_with(leaves: list[Any]) -> Call:
         held, around = [(p.slot, p.get()) for p in places], partial(swapped, places)
-        return make_call(fn, replace(flat, leaves=leaves), held, around, exact=False)
+        return make_call(fn, replace(bare, leaves=leaves), held, around, exact=False)
 
     call = call_with(flat.leaves)
     graph = module.graph if isinstance(module, fx.GraphModule) else None

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -230,8 +231,8 @@ class Making:
         call, visit = self.call(symbols), None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         if options.cache:
-            subject = call_of_function(self, call, self._again, pipeline.record)
-            visit = Visit(subject, options)
+            again = partial(_making, self.fn, self.name, replace(self.flat, leaves=[]), self.options)
+            visit = Visit(call_of_function(self, call, again, pipeline.record), options)
         entry = pipeline.run(call, options, visit)
         try:
             numbers = {} if symbols is None else symbols.numbers
@@ -241,9 +242,6 @@ class Making:
             return made
         finally:
             entry.captured.release()
-
-    def _again(self, leaves: list[Any]) -> Making:
-        return Making(self.fn, self.name, replace(self.flat, leaves=leaves), self.options, [])
 
     def settle(self) -> None:
         """The entry is made: what was found on the way may go."""
@@ -291,6 +289,10 @@ class Making:
         check_result(result, (args, kwargs), known)
         self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result
+
+
+def _making(fn: Any, name: str, flat: Flat, options: Options, leaves: list[Any]) -> Making:
+    return Making(fn, name, replace(flat, leaves=leaves), options, [])
 
 
 def _random_states() -> tuple[Any, Any]:
