@@ -15,6 +15,7 @@ from aheadgrad.codec.decoding import decode, parsed
 from aheadgrad.codec.encoding import Encoded, encode
 from aheadgrad.errors import ArtifactError
 from aheadgrad.joint.level import Joint
+from aheadgrad.options import Options
 from aheadgrad.partition.saved import Split
 from aheadgrad.program.values import Origin
 from aheadgrad.torchlayer.named import DTYPES
@@ -71,8 +72,11 @@ def program_digest(joint: Joint) -> str:
     if not joint.options.policies:
         ops = tuple(replace(op, origin=None) for op in joint.tape.ops)
         joint = replace(joint, tape=replace(joint.tape, ops=ops))
-    encoded = encode(joint)
-    told = hashlib.sha256(encoded.text().encode())
+    encoded = encode(replace(joint, options=Options()))  # which are told apart elsewhere
+    text = encoded.text()
+    if '["float","nan"]' in text:
+        raise ArtifactError("a number in it is a NaN, whose sign is not written")
+    told = hashlib.sha256(text.encode())
     if sum(t.numel() * t.element_size() for t in encoded.tensors) > _MOST:
         raise ArtifactError("its constants are too large")
     for t in encoded.tensors:

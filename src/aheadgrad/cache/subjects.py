@@ -27,7 +27,7 @@ _LINE = re.compile(r'File "(.*)", line \d+, in (.*)')
 def call_of_function(making: Any, call: Call, again: Callable[[list[Any]], Any], record: Record) -> Subject:
     """A call that the front end is about to record by running it (`making`); `again` makes another of these
     for other leaves, and holds none of these."""
-    look, flat, fn = making.look, making.flat, making.fn
+    look, flat = making.look, making.flat
     tensors = [*(t for _, t in call.inputs), *look.tensors]
     modules = {id(m): f"module {path}" for path, m in making.state.modules}
 
