@@ -79,7 +79,7 @@ def run(call: Call, options: Options, visit: Visit | None = None) -> Entry:
         with nullcontext() if visit is None else visit.watching():
             recording, joint = record(call, options, journal)
         try:
-            return _recorded_entry(recording, joint, options, journal, visit)
+            return compiled(recording, joint, options, journal, visit)
         except BaseException as error:
             recording.release()
             let_go_of_locals(error)
@@ -92,9 +92,10 @@ def device_of(call: Call) -> str:
     return next(iter(kinds - {"cpu"}), "cpu")
 
 
-def _recorded_entry(
-    recording: Recording, joint: Joint, options: Options, journal: Journal, visit: Visit | None
+def compiled(
+    recording: Recording, joint: Joint, options: Options, journal: Journal, visit: Visit | None = None
 ) -> Entry:
+    """From a recording to a compiled entry."""
     kept = None if visit is None else visit.same_program(recording, joint)
     if kept is None:
         with journal.stage("split"):
@@ -120,12 +121,12 @@ def _entry(
 ) -> Entry:
     with journal.stage("compile"):
         compiler = Compiler(options, recording.session.mode, journal)
-        compiled = _compile(joint, parts, compiler)
+        executables = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
         steps = Steps(joint, door, compiler)
         spec, write = recording.forward.out_spec, recording.call.returns
         returns = None if write is None else lambda texts, names: write(spec, texts, names)
-        return make_entry(joint, parts, compiled, journal, steps, recording, returns)
+        return make_entry(joint, parts, executables, journal, steps, recording, returns)
 
 
 def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, Joint]:

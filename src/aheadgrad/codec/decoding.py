@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from aheadgrad.codec.checks import CHECKS, bundle, identifier
 from aheadgrad.codec.encoding import ERRORS, NUMBERS, SPECIAL, Encoded
 from aheadgrad.codec.kinds import KINDS, Kind
+from aheadgrad.codec.sound import check_extent, check_sound, check_trust
 from aheadgrad.errors import AheadgradError, ArtifactError
 from aheadgrad.options import Options
 from aheadgrad.program.check import check
@@ -45,9 +46,13 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 
 
 @no_collection()
-def decode(encoded: Encoded) -> Any:
-    """What was encoded; ArtifactError for anything that `encode` would not have given."""
-    reader = _Reader(encoded)
+def decode(encoded: Encoded, trust: Collection[str] | None = None) -> Any:
+    """What was encoded; ArtifactError for anything that `encode` would not have given.
+
+    With `trust` it may come from anybody: all of it is checked, and ops are torch's own or in one of these
+    namespaces.
+    """
+    reader = _Reader(encoded, trust)
     try:
         return reader.read(encoded.tree)
     except ArtifactError as error:
@@ -77,8 +82,9 @@ def _no_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Reader:
-    def __init__(self, encoded: Encoded) -> None:
+    def __init__(self, encoded: Encoded, trust: Collection[str] | None) -> None:
         self.tensors = encoded.tensors
+        self.trust = trust
         self.objects: list[Any] = []
         self.names: list[str] = []  # of all ops and values
         self.kind = ""
@@ -92,14 +98,19 @@ class _Reader:
         if type(tree["kinds"]) is not list or type(tree["objects"]) is not list:
             raise ArtifactError("This is no data of programs: kinds and objects are lists.")
         kinds = [_maker(k) for k in tree["kinds"]]
-        objects = self.objects
+        objects, strict = self.objects, self.trust is not None
+        if strict:
+            check_extent(tree["objects"])
         for row in tree["objects"]:
             if type(row) is not list or not row or type(row[0]) is not int or not 0 <= row[0] < len(kinds):
                 raise ArtifactError("An object is no row that begins with its kind.")
             self.kind, count, make = kinds[row[0]]
             if len(row) != count:
                 raise ArtifactError("An object has too many fields, or too few.")
-            objects.append(make(self, row))
+            made = make(self, row)
+            if strict:
+                check_sound(made)
+            objects.append(made)
         self.kind = ""
         return self.value(tree["root"])
 
@@ -256,7 +267,7 @@ def _body(reader: _Reader, row: list[Any]) -> Any:
     module = check(program).module
     if single:
         last = module.graph.output_node()
-        (last.args,) = last.args  # the only result by itself
+        last.args = (last.all_input_nodes[0],)  # the only result by itself
         module.recompile()
     return module
 
@@ -265,7 +276,10 @@ def _operator(reader: _Reader, row: list[Any]) -> Any:
     if type(row[1]) is not str:
         raise ArtifactError("The name of an op is no text.")
     try:
-        return named_op(row[1])
+        op = named_op(row[1])
+        if reader.trust is not None:
+            check_trust(op, reader.trust)
+        return op
     except NameError:
         raise ArtifactError(
             f"There is no op called {row[1][:80]!r} here: import what registers it before you load the file."

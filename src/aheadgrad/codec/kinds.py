@@ -47,8 +47,11 @@ KINDS: dict[str, Kind] = {}
 BY_TYPE: dict[type, Kind] = {}
 
 
-def register(*kinds: type) -> None:
-    """Adds frozen dataclasses and named tuples; what their annotations say is checked when one is read."""
+def register(*kinds: type, package: str = "") -> None:
+    """Adds frozen dataclasses and named tuples; what their annotations say is checked when one is read.
+
+    The name of a package tells those from others that are called the same.
+    """
     for kind in kinds:
         names = [f.name for f in fields(kind)] if is_dataclass(kind) else list(kind._fields)  # type: ignore[attr-defined]
         names = [n for n in names if (kind, n) not in _LIVE]
@@ -60,7 +63,15 @@ def register(*kinds: type) -> None:
             take = get if len(names) > 1 else _single(get)
         shared = not is_dataclass(kind) or kind.__dataclass_params__.eq  # type: ignore[attr-defined]
         tests = tuple(accepts(hints[n]) for n in names)
-        known = Kind(kind.__name__, kind, tuple(names), take, kind, tests, shared)
+        known = Kind(
+            f"{package}.{kind.__name__}" if package else kind.__name__,
+            kind,
+            tuple(names),
+            take,
+            kind,
+            tests,
+            shared,
+        )
         if KINDS.setdefault(known.name, known).kind is not kind:
             raise TypeError(f"there is another kind of object called {known.name}")
         BY_TYPE[kind] = known

@@ -1,0 +1,1 @@
+"""Programs with their meaning, to be run, changed and kept elsewhere."""
