@@ -11,6 +11,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
+from aheadgrad.program.collection import no_collection
 from aheadgrad.recording.containers import Changing, insides
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.plain import Same, freeze, frozen
@@ -85,7 +87,8 @@ class TracedFunction(CompiledFunction):
                     out = call(args, kwargs)
                     if out is not MISS:
                         return out
-                made = self._make(args, kwargs, look)
+                with no_collection() if self.options.cache else nullcontext():
+                    made = self._make(args, kwargs, look)
                 if isinstance(made, Guarded):
                     return made.call(args, kwargs)
                 refused = made
