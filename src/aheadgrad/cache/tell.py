@@ -25,6 +25,7 @@ from types import (
     EllipsisType,
     FunctionType,
     GenericAlias,
+    MappingProxyType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
@@ -227,6 +228,7 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (weakref.ref, lambda t, v: f"ref {t.tell(v())}"),
     (nn.Module, Teller._cannot),
     (bytearray, lambda t, v: f"bytearray {bytes(v)!r}"),
+    (MappingProxyType, lambda t, v: f"proxy {t.tell(dict(v))}"),
     (slice, lambda t, v: f"slice {t._parts((v.start, v.stop, v.step))}"),
     (re.Pattern, lambda t, v: f"pattern {v.pattern!r} {v.flags}"),
 )

@@ -14,6 +14,7 @@ would come out the same (`proof`).
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.cache.code import digest
+from aheadgrad.cache.code import digest, whose
 from aheadgrad.cache.files import as_bytes, from_bytes, program_digest
 from aheadgrad.cache.proof import Proof, differs, patches, prove
 from aheadgrad.cache.remembered import LaterDoor, Memo, Remembered, adopt
@@ -120,7 +121,14 @@ class Visit:
             if f.name not in _NOT_TOLD:
                 yield f.name, self.teller.tell(getattr(options, f.name))
         chosen = sorted(options.decompositions.items(), key=lambda pair: str(pair[0]))
-        yield "decompositions", self.teller.tell(chosen)
+        yield "decompositions", str([(str(op), self._function(function)) for op, function in chosen])
+
+    def _function(self, function: Any) -> str:
+        """A decomposition: torch's own are known by their names, as long as its version is the same."""
+        codes = [getattr(f, "__code__", None) for f in (function, inspect.unwrap(function))]
+        if all(code is not None and whose(code.co_filename) == "torch" for code in codes):
+            return f"{function.__module__}.{function.__qualname__}"
+        return self.teller.tell(function)
 
     def _told(self) -> Pairs:
         yield from self._around
@@ -152,7 +160,8 @@ class Visit:
         if "unproven" in told:
             self.reason, self._pairs = f"recorded in each process: {told['unproven']}", []
             return None
-        self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
+        if not self.subject.whole:
+            self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
         if self.reason:
             return None
         both = self._entry(told["entry"])
