@@ -202,6 +202,7 @@ def test_what_surrounds_a_call_is_part_of_its_key(process: Process) -> None:
         fast = process.compile(f)
         assert torch.equal(fast(other), f(other))
         assert was_recorded(fast)
+    assert "input x: float32 [2, 3] was kept, float32 [5, 3] came" in reason(fast)
 
 
 UNPROVEN: dict[str, str] = {

@@ -29,6 +29,7 @@ def call_of_function(making: Any, call: Call, again: Callable[[list[Any]], Any],
     for other leaves, and holds none of these."""
     look, flat = making.look, making.flat
     tensors = [*(t for _, t in call.inputs), *look.tensors]
+    names = [slot.describe() for slot, _ in call.inputs] + [look.places[id(t)].path for t in look.tensors]
     modules = {id(m): f"module {path}" for path, m in making.state.modules}
 
     def tell(teller: Teller) -> Iterator[tuple[str, str]]:
@@ -62,7 +63,7 @@ def call_of_function(making: Any, call: Call, again: Callable[[list[Any]], Any],
         return once_more
 
     name = f"{_origin(making.fn)} {making.name}"
-    return Subject(name, tell, tensors, hold, call.returns, {**modules, **_numbered(tensors)})
+    return Subject(name, tell, tensors, names, hold, call.returns, {**modules, **_numbered(tensors)})
 
 
 def call_of_graph(
@@ -70,6 +71,7 @@ def call_of_graph(
 ) -> Subject:
     """A graph that Dynamo has found; `again` makes the call for other leaves."""
     tensors = [t for _, t in call.inputs]
+    names = [slot.describe() for slot, _ in call.inputs]
 
     def tell(teller: Teller) -> Iterator[tuple[str, str]]:
         _must_be_plain(call, tensors)
@@ -86,7 +88,7 @@ def call_of_graph(
 
         return once_more
 
-    return Subject(_place(module), tell, tensors, hold, None, _numbered(tensors), whole=True)
+    return Subject(_place(module), tell, tensors, names, hold, None, _numbered(tensors), whole=True)
 
 
 def _numbered(tensors: Sequence[Tensor]) -> dict[int, str]:

@@ -47,13 +47,14 @@ _SHORT = 100  # longer texts are kept as digests
 @dataclass(eq=False)
 class Subject:
     """The call itself. `tell` gives everything there is to ask before recording; `tensors` are all that it
-    can take as inputs; `known` has texts for objects that are told by then. `hold` keeps what it takes to
-    record the call once more, later, and gives a function that does. `whole`: nothing else decides what is
-    recorded."""
+    can take as inputs, with `names` for people; `known` has texts for objects that are told by then. `hold`
+    keeps what it takes to record the call once more, later, and gives a function that does. `whole`: nothing
+    else decides what is recorded."""
 
     name: str
     tell: Callable[[Teller], Pairs]
     tensors: Sequence[Tensor]
+    names: Sequence[str]
     hold: Callable[[Options], Callable[[], tuple[Recording, Joint]]]
     returns: Any = None
     known: dict[int, str] = field(default_factory=dict)
@@ -136,11 +137,12 @@ class Visit:
         yield from patches(self.teller)
         yield from self.subject.tell(self.teller)
         keys: dict[int, int] = {}
-        for i, t in enumerate(self.subject.tensors):
-            yield f"tensor {i}", process.look_of(t) + self.teller.tell(process.noted_on(t))
+        for i, (t, name) in enumerate(zip(self.subject.tensors, self.subject.names, strict=True)):
+            yield name, f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+            yield f"what else is known of {name}", process.look_of(t) + self.teller.tell(process.noted_on(t))
             first = keys.setdefault(process.memory_of(t), i)
             if first != i:
-                yield f"tensor {i}", f"in the memory of {first}"
+                yield name, f"in the memory of {self.subject.names[first]}"
 
     @property
     def _call_name(self) -> str:
