@@ -147,6 +147,42 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 }
 
 
+BY_NAME = """
+import torch
+import kept_by_a_test_too as settings
+
+class Holder:
+    a_factor = 2.0
+
+holder = Holder()
+
+def f(x):
+    for name in ("a", "b"):
+        x = x * getattr(holder, f"{name}_factor", 1.0) + getattr(settings, f"{name}_shift", 0.0)
+    return x * getattr(settings, "POWER")
+"""
+SETTINGS = "POWER = 2.0\na_shift = 1.0\n"
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("a_shift = 1.0", "a_shift = 3.0"),
+        ("POWER = 2.0", "POWER = 4.0"),
+        ("a_factor = 2.0", "b_factor = 5.0"),
+    ],
+)
+def test_attributes_that_are_asked_for_by_name(old: str, new: str, process: Process) -> None:
+    for recorded in (True, False):
+        process.load(SETTINGS, f"{NAME}_too")
+        step(first := process.start(BY_NAME))
+        assert was_recorded(first) is recorded
+    process.load(SETTINGS.replace(old, new), f"{NAME}_too")
+    changed = process.start(BY_NAME.replace(old, new))
+    assert all(map(torch.equal, step(changed), step(sys.modules[NAME].f)))
+    assert was_recorded(changed)
+
+
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_has_changed_is_recorded_anew(
     what: str, process: Process, monkeypatch: pytest.MonkeyPatch
@@ -246,6 +282,11 @@ UNPROVEN: dict[str, str] = {
             for name in {"ab", "cd", "ef"}:
                 x = x * len(name) + hash(name) % 5
             return x
+    """,
+    "all names": """
+        WIDTH = 2.0
+        def f(x):
+            return x * globals()["WI" + "DTH"]
     """,
     "code without a module": """
         space = {}

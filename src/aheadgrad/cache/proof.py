@@ -33,6 +33,8 @@ _NOWHERE = ModuleType("nowhere")
 _DATA = (*SIMPLE, list, tuple, dict, set, frozenset, MemberDescriptorType)  # no code is in these
 _TOLD = (FunctionType, type, ModuleType, *SIMPLE, list, tuple)  # of torch's modules and Python's
 _IGNORED = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "_abc_impl"}
+_IGNORED |= {"__builtins__", "__cached__", "__file__", "__firstlineno__", "__static_attributes__"}
+_BY_NAME = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "hasattr", "dir", "getmembers"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def prove(witness: Witness, teller: Teller) -> Proof:
     """`teller` has told what the key consists of. Raises `Unprovable`."""
     for doubt in witness.doubts:
         raise Unprovable(doubt)
-    names = frozenset(name for code in witness.ran for name in code.co_names)
+    names = frozenset(name for code in witness.ran for name in _mentioned(code))
     facts = _Facts(names, teller)
     items = facts.classes({})
     left = witness.ran
@@ -63,6 +65,12 @@ def prove(witness: Witness, teller: Teller) -> Proof:
             facts.find(left[0], items)
         left = later
     return Proof(names, items)
+
+
+def _mentioned(code: CodeType) -> Iterator[str]:
+    """The names in some code, also those that it may give to `getattr`."""
+    yield from code.co_names
+    yield from (value for value in code.co_consts if type(value) is str)
 
 
 def differs(proof: Proof, teller: Teller) -> str:
@@ -85,6 +93,7 @@ class _Facts:
     def __init__(self, names: frozenset[str], teller: Teller) -> None:
         self.names, self.teller = names, teller
         self._modules: set[str] = set()
+        self._any_name = bool(names & _BY_NAME)  # attributes may be asked for by names that are made
 
     def named(self, code: CodeType, space: dict[str, Any], items: dict[str, str]) -> None:
         """Everything that some code names."""
@@ -130,9 +139,10 @@ class _Facts:
         self._modules.add(name)
         safe = whose(str(getattr(module, "__file__", None) or "<frozen"))
         found = []
-        for key in sorted(self.names & vars(module).keys()):
-            value = vars(module)[key]
-            if not safe or isinstance(value, _TOLD):
+        for key, value in sorted(vars(module).items()):
+            named = key in self.names and (not safe or isinstance(value, _TOLD))
+            by_name = self._any_name and not safe and isinstance(value, _DATA) and key not in _IGNORED
+            if named or by_name:
                 found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
         return f"module {name} {found}"
 
@@ -152,7 +162,7 @@ class _Facts:
         for key, member in vars(kind).items():
             if key in _IGNORED or (_is_standard(kind) and not _is_patched(member)):
                 continue
-            if key in self.names or not isinstance(member, _DATA):
+            if self._any_name or key in self.names or not isinstance(member, _DATA):
                 found.append(f"{key}: {self._told(member, f'{name}.{key}')}")
         return " ".join(found)
 

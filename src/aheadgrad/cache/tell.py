@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import re
 import sys
 import weakref
@@ -203,9 +204,14 @@ def _is_full(cell: Any) -> bool:
 
 
 def version_of(module: str) -> str:
-    """The version of the package that a module is part of; torch's and Python's are told elsewhere."""
+    """The version of an extension, and of its file; torch's and Python's are told elsewhere."""
     root = module.partition(".")[0]
-    return str(getattr(sys.modules.get(root), "__version__", "")) if root not in _STANDARD else ""
+    if root in _STANDARD:
+        return ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    told = os.stat(file) if file else None
+    version = str(getattr(sys.modules.get(root), "__version__", ""))
+    return f"{version} {told and (told.st_size, told.st_mtime_ns)}"
 
 
 _STANDARD = {*sys.stdlib_module_names, "builtins", "torch"}

@@ -16,11 +16,11 @@ from aheadgrad.torchlayer.fake import new_mode
 
 # What reads the world: another process may be told something else.
 _WORLD = set(
-    "_io _random _socket _thread asyncio datetime gc glob inspect io locale nt os pathlib platform posix "
-    "random secrets select shutil signal site socket subprocess sys tempfile threading time urllib "
+    "_io _random _socket _thread asyncio datetime gc glob importlib inspect io locale nt os pathlib platform "
+    "posix random secrets select shutil signal site socket subprocess sys tempfile threading time urllib "
     "uuid".split()
 )
-_BUILTINS = ("builtins.id", "builtins.hash", "builtins.input", "builtins.open", "io.open")
+_BUILTINS = {f"builtins.{name}" for name in "id hash input open globals locals eval exec __import__".split()}
 _IMPORTS = "<frozen importlib"
 _HARMLESS = re.compile(r"\b(logging|warnings|contextlib|abc|typing|enum)\b")  # nothing comes back from these
 _NAME = re.compile(r"<built-in method ([\w.]+)|<method '\w+' of '([\w.]+)'")
