@@ -5,8 +5,9 @@ fast = aheadgrad.compile(model)
 """
 
 from aheadgrad import errors
-from aheadgrad.api import capture, compile
+from aheadgrad.api import capture, compile, export, load
 from aheadgrad.backends.registry import register_backend
+from aheadgrad.export.exported import Exported
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.misses import Miss, explain_misses
 from aheadgrad.options import Policy, recompute, save
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Captured",
     "CompiledFunction",
+    "Exported",
     "MemoryReport",
     "Miss",
     "Policy",
@@ -26,6 +28,8 @@ __all__ = [
     "compile",
     "errors",
     "explain_misses",
+    "export",
+    "load",
     "recompute",
     "register_backend",
     "save",

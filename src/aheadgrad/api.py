@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,8 @@ from torch import nn
 from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import InvalidOption
+from aheadgrad.export import making
+from aheadgrad.export.exported import Exported
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
@@ -101,3 +104,42 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     recording, joint = pipeline.record(call, Options(), journal)
     recording.release()
     return Captured(joint, journal)
+
+
+def export(
+    fn: Callable[..., Any] | nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: int | str | None = None,
+    partition: str | None = None,
+    tangents: bool = False,
+    dynamic_shapes: Any = None,
+) -> Exported:
+    """The program of one call as a value: with names for all that it takes and gives, to be run elsewhere.
+
+        exported = aheadgrad.export(model, (x, y), loss="loss")
+        print(exported)                                       # or exported.graph_module, exported.signature
+        optimizer = torch.optim.SGD(exported.parameters.values(), lr=0.1)
+        exported.backward(x, y)
+        optimizer.step()
+
+    Without `loss` it is the forward alone, or whatever the function does: a whole training step that calls
+    `backward()` and an optimizer is one program. `loss` (the number or path of an output) adds the gradients
+    of that output; `tangents=True` gradients for tangents that are given, of all outputs. `partition`
+    ("default" or "min_cut") gives two programs, a forward and a backward.
+
+    `dynamic_shapes={"x": {0: "batch"}}` are sizes that may be any; docs/export.md says more.
+    """
+    return making.export(
+        fn, args, kwargs, loss=loss, partition=partition, tangents=tangents, dynamic_shapes=dynamic_shapes
+    )
+
+
+def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:
+    """An export from a file that `exported.save(path)` wrote. Nothing in it is executed; a file that is
+    damaged, altered or of a newer version raises `errors.ArtifactError`.
+
+    `trust` names namespaces of custom ops that it may use. Without `here` tensors stay on the CPU.
+    """
+    return Exported.load(path, trust=trust, here=here)

@@ -68,7 +68,7 @@ def run(call: Call, options: Options) -> Entry:
     with RECORDING:
         recording, joint = record(call, options, journal)
         try:
-            return _entry(recording, joint, options, journal)
+            return compiled(recording, joint, options, journal)
         except BaseException as error:
             recording.release()
             let_go_of_locals(error)
@@ -81,18 +81,19 @@ def _device(call: Call) -> str:
     return next(iter(kinds - {"cpu"}), "cpu")
 
 
-def _entry(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
+def compiled(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
+    """From a recording to a compiled entry."""
     mode = recording.session.mode
     with journal.stage("split"):
         parts = split(joint, mode)
     with journal.stage("compile"):
         compiler = Compiler(options, mode, journal)
-        compiled = _compile(joint, parts, compiler)
+        executables = _compile(joint, parts, compiler)
     with journal.stage("assemble"):
         steps = Steps(joint, LiveDoor(recording), compiler)
         spec, write = recording.forward.out_spec, recording.call.returns
         returns = None if write is None else lambda texts, names: write(spec, texts, names)
-        entry = make_entry(joint, parts, compiled, journal, steps, recording, returns)
+        entry = make_entry(joint, parts, executables, journal, steps, recording, returns)
     with journal.stage("rehearse"):
         rehearse(joint, [e.real for e in recording.session.entrances])
     return entry

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import aheadgrad
 from aheadgrad.errors import DataDependentError, FallbackError, FallbackWarning
+from aheadgrad.recording import leaks
 
 from .common import assert_equal, strict
 
@@ -365,6 +366,21 @@ def test_a_tensor_that_is_left_in_an_object_is_refused() -> None:
     with pytest.warns(FallbackWarning, match="leaves a tensor somewhere"):
         aheadgrad.compile(f, frontend="trace")(x())
     assert thing.scale.item() == 2.0
+
+
+def test_whom_frames_are_run_by_makes_no_difference_to_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once Dynamo has failed it stands behind every Python call, which holds its arguments longer."""
+
+    def breaks(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(breaks, backend="eager", fullgraph=True)(x())
+    looked: list[Any] = []
+    monkeypatch.setattr(leaks, "_held_by_user", lambda *_: bool(looked.append(None)))
+    strict(lambda x: (x * 2).sin().sum())(x().requires_grad_()).backward()
+    assert not looked
 
 
 def test_what_autograd_keeps_is_not_left_behind() -> None:

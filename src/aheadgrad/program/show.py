@@ -24,11 +24,14 @@ _SHORT = {
 }
 
 
+def dtype_text(dtype: torch.dtype) -> str:
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def type_text(value: Any) -> str:
     """`f32[3, 4]` for a tensor, the type's name for anything else."""
     if type(value) is Value:
-        dtype = _SHORT.get(value.type.dtype, str(value.type.dtype).removeprefix("torch."))
-        return f"{dtype}[{', '.join(str(s) for s in value.type.size)}]"
+        return f"{dtype_text(value.type.dtype)}[{', '.join(str(s) for s in value.type.size)}]"
     if isinstance(value, tuple | list):
         return "(" + ", ".join(type_text(v) for v in value) + ")"
     return value.kind.__name__ if type(value) is Number else type(value).__name__

@@ -63,7 +63,9 @@ class Call:
     `invoke` calls the user's function with a mapping from real tensors to what the trace sees;
     `returns` writes the entry's return value from the tree spec and the flat outputs' names
     (without it, the entry returns the flat outputs in a list);
-    `watched` if the function is Python of the user's, which may leave tensors anywhere.
+    `watched` if the function is Python of the user's, which may leave tensors anywhere;
+    `whole` if it may call `backward()`, use `.grad` and read numbers, for callers who know what that means;
+    `forward_only` if nobody wants gradients of the results.
     """
 
     inputs: list[tuple[Slot, Tensor]]
@@ -74,6 +76,8 @@ class Call:
     symbols: Symbols = field(default_factory=Symbols)
     generators: list[torch.Generator] | None = None  # those that existed before the call; None: not known
     watched: bool = False
+    whole: bool = False
+    forward_only: bool = False
 
 
 @dataclass(eq=False)
@@ -88,6 +92,7 @@ class Forward:
 def run(session: Session, call: Call) -> Forward:
     """Runs the function once and leaves everything that was seen in the session."""
     before = torch.is_grad_enabled()
+    session.whole = call.whole
     with session.running():
         with no_function_modes():
             seen_by_real = _enter_inputs(session, call)

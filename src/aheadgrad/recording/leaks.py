@@ -43,10 +43,12 @@ class Handed:
         """What the function is about to get, and how often others than the session hold it by now."""
         self._seen = seen
         own = _held_by(self._session)
-        here = 1  # the loop below
         self._watching = True
         self._made = []
-        self._given = [(weakref.ref(t), references(t) - here - own[id(t)]) for t in seen.values()]
+        given = list(seen.values())
+        self._given = [
+            (weakref.ref(t), n - own[id(t)]) for t, n in zip(given, references(given), strict=True)
+        ]
 
     def make(self, out: Any) -> None:
         if not self._watching:
@@ -74,11 +76,11 @@ class Handed:
         usual = Counter(map(id, pytree.tree_leaves(result)))
         usual += _held_by(self._session)
         usual.update({id(ref()): count for ref, count in self._given})
-        alive = {id(t): t for ref in self._made if (t := ref()) is not None}
-        alive.update({id(t): t for ref, _ in self._given if (t := ref()) is not None})
+        refs = [*self._made, *(ref for ref, _ in self._given)]
+        alive = list({id(t): t for ref in refs if (t := ref()) is not None}.values())
         t = None
-        here = 2  # the dictionary and the loop of the next line
-        return [t for t in alive.values() if references(t) - here > usual[id(t)]]
+        counts = references(alive)
+        return [t for t, n in zip(alive, counts, strict=True) if n > usual[id(t)]]
 
 
 def _is_looked_into(value: Any) -> bool:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 _GRAD_FIELD: Any = torch.Tensor.grad
 _GET_GRAD = _GRAD_FIELD.__get__
+_ITEM = torch.Tensor.item
 _FIELDS: Any = torch.Tensor
 _ASKS_AUTOGRAD = {f.__get__ for f in (_FIELDS.requires_grad, _FIELDS.is_leaf, _FIELDS.grad_fn)}
 _USES_GRAD_FIELD = {
@@ -101,11 +102,15 @@ class Lift(TorchFunctionMode):
                 return self.__torch_function__(func, types, args, kwargs)
         if self.session.recorder.asking or func is LIFT_FRESH:
             return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
-        if func in _USES_GRAD_FIELD and (func is not _GET_GRAD or self.session.is_leaf_input(args[0])):
+        if (
+            func in _USES_GRAD_FIELD
+            and not self.session.whole
+            and (func is not _GET_GRAD or self.session.is_leaf_input(args[0]))
+        ):
             raise FallbackError(
                 f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
             )
-        if func in NEEDS_VALUE:
+        if func in NEEDS_VALUE or (func is _ITEM and self.session.whole):
             return self._read(func, args, kwargs)
         if func in COPIES_MEMORY:
             raise FallbackError("a tensor is copied with its storage (copy, deepcopy, pickle, torch.save)")
@@ -157,6 +162,8 @@ class Lift(TorchFunctionMode):
                 raise Unknown
             value = self.session.values.of(self.session.ledger.current(given))
         except Unknown:
+            if func is _ITEM:
+                return self._explained_call(func, args, kwargs)
             raise DataDependentError(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"
@@ -169,7 +176,7 @@ class Lift(TorchFunctionMode):
         try:
             return self._call(func, args, kwargs)
         except DATA_DEPENDENT_ERRORS as error:
-            if not isinstance(error, DynamicOutputShapeException) or not self.session.follow_values():
+            if not self.session.follow(error):
                 self.session.refused = error  # type: ignore[assignment]
                 raise
             let_go_of_locals(error)

@@ -36,6 +36,7 @@ from aheadgrad.torchlayer.dispatch import (
     TorchDispatchMode,
     is_mutable,
     no_function_modes,
+    tells_time,
 )
 from aheadgrad.torchlayer.distributed import is_hidden_collective, waiting_for
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
@@ -135,7 +136,11 @@ class Recorder(TorchDispatchMode):
                     out = self._by_value(func, args, kwargs, error)
         if func is _SCALAR_TENSOR and out.dtype is torch.int64 and type(args[0]) is int:
             out.constant = torch.tensor(args[0])  # so decisions on it are known, as in `cov`
-        if isinstance(out, Tensor | list | tuple) or out is None or is_symbolic(out):
+        if (
+            isinstance(out, Tensor | list | tuple)
+            or is_symbolic(out)
+            or (out is None and not tells_time(func))
+        ):
             self._add(func, args, kwargs, out)
         if out is None:
             self.asserted()

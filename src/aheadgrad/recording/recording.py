@@ -208,6 +208,8 @@ def describe(plan: Plan, forward: Forward, options: Options) -> Recording:
         facts = Facts(tuple(inputs), tuple(aliases.outputs), tuple(aliases.roots), after)
         kept = kept_inside(session, facts, keep=options.keep_inference_input_mutations)
         exits = make_exits(forward, facts, aliases, kept)
+        if plan.call.forward_only:
+            exits = [replace(e, differentiable=False) for e in exits]
     fixed, state = from_options(options.backward_autocast, ambient)
     return Recording(plan.call, forward, facts, aliases, exits, kept, options, ambient, state, fixed)
 

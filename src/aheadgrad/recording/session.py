@@ -40,7 +40,13 @@ from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
 from aheadgrad.torchlayer.subclasses import Veil, is_foreign, is_plain, part_names, parts_of
-from aheadgrad.torchlayer.unbacked import follow_values, follows_values
+from aheadgrad.torchlayer.unbacked import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    follow_numbers,
+    follow_values,
+    follows_values,
+)
 
 
 class Session:
@@ -60,6 +66,7 @@ class Session:
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
+        self.whole = False  # is the function a whole step: with backward(), .grad and numbers that it reads?
         self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
@@ -134,6 +141,15 @@ class Session:
         self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
         self._enter_symbols()
         return True
+
+    def follow(self, error: BaseException) -> bool:
+        """After an error: can a size or number that values decide be recorded with a symbol, from now on?"""
+        if isinstance(error, DynamicOutputShapeException):
+            return self.follow_values()
+        if not self.whole or not isinstance(error, DataDependentOutputException):
+            return False
+        self.follow_values()
+        return follow_numbers(self.mode)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -24,6 +24,15 @@ def assumptions(mode: FakeTensorMode) -> int:
     return 0 if mode.shape_env is None else len(mode.shape_env.guards)
 
 
+def conditions(mode: FakeTensorMode) -> list[Any]:
+    """What is assumed of symbolic sizes, as expressions; not what holds for sizes from 2 on."""
+    env = mode.shape_env
+    if env is None:
+        return []
+    found = [env.simplify(guard.expr) for guard in env.guards]
+    return [expr for expr in found if expr != sympy.true]
+
+
 def hints_of(env: ShapeEnv) -> dict[Any, Any]:
     """By symbol, the number that it was when it was made. (Torch has renamed the table.)"""
     table: dict[Any, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val

@@ -139,18 +139,19 @@ def _reach(size: Any, stride: Any, offset: Any) -> Any:
 
 
 def symbolic_like(
-    mode: FakeTensorMode, t: Tensor, source: str, free: frozenset[int] | None = None
+    mode: FakeTensorMode, t: Tensor, source: str, free: frozenset[int] | None = None, *, shared: bool = True
 ) -> FakeTensor:
     """As `fake_like`, with sizes that are symbols of the mode's shape environment.
 
-    Sizes 0 and 1 stay numbers, and equal sizes share a symbol: what is equal by accident may have to be.
-    `free` are the dimensions whose sizes become symbols, by default all of them.
+    Sizes 0 and 1 stay numbers, and equal sizes share a symbol: what is equal by accident may have to be
+    (unless not `shared`). `free` are the dimensions whose sizes become symbols, by default all of them.
     """
     from torch._dynamo.source import ConstantSource
 
     if t.layout is not torch.strided or not isinstance(mode.shape_env, ShapeEnv):
         return fake_like(mode, t)
-    kinds = [DimDynamic.DUCK if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
+    any_size = DimDynamic.DUCK if shared else DimDynamic.DYNAMIC
+    kinds = [any_size if free is None or d in free else DimDynamic.STATIC for d in range(t.dim())]
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     size, stride, offset = mode.shape_env.create_symbolic_sizes_strides_storage_offset(
         t, ConstantSource(source), symbolic_context=context

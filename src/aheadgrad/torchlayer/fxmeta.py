@@ -10,6 +10,8 @@ import torch
 import torch.fx.traceback as fx_traceback
 from torch import fx
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 _KEEP = ("stack_trace", "nn_module_stack", "source_fn_stack", "recompute", "custom", "ac_graph_id")
 
@@ -66,3 +68,13 @@ def _plain(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_plain, value))
     return {key: _plain(v) for key, v in value.items()} if isinstance(value, dict) else value
+
+
+def fill_in_values(module: fx.GraphModule) -> None:
+    """Nodes that a pass has added get a fake tensor in `meta["val"]`, as all others have."""
+    nodes = list(module.graph.nodes)
+    if all("val" in n.meta for n in nodes if n.op == "call_function"):
+        return
+    given = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
+    mode = next((v.fake_mode for v in given if isinstance(v, FakeTensor)), None)
+    FakeTensorProp(module, mode).propagate_dont_convert_inputs(*given)

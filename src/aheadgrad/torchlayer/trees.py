@@ -19,6 +19,7 @@ from torch.utils._pytree import (
 
 __all__ = [
     "children",
+    "is_container",
     "is_leaf",
     "is_size",
     "opener",
@@ -40,6 +41,11 @@ def is_size(value: Any) -> bool:
 def opener(value: Any) -> Any:
     """The function that opens values of this kind: their parts, and what else there is to know of them."""
     return SUPPORTED_NODES[_get_node_type(value)].flatten_fn
+
+
+def is_container(kind: type) -> bool:
+    """Does flattening open values of this kind?"""
+    return kind in SUPPORTED_NODES or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
 
 
 def parts(value: Any) -> list[Any]:

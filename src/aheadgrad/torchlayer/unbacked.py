@@ -13,7 +13,12 @@ import sympy
 import torch
 from torch import SymInt, Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
@@ -23,11 +28,13 @@ from aheadgrad.torchlayer.kernels import for_real
 from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
 
 __all__ = [
+    "DataDependentOutputException",
     "Demands",
     "DynamicOutputShapeException",
     "SizesFromValues",
     "decides_sizes",
     "fakes_of_size",
+    "follow_numbers",
     "follow_values",
     "follows_values",
     "has_no_number",
@@ -52,6 +59,14 @@ def follows_values(mode: FakeTensorMode) -> bool:
 def follow_values(mode: FakeTensorMode) -> None:
     """From now on sizes that values decide are symbols. Reading a value stays an error."""
     mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=True)
+
+
+def follow_numbers(mode: FakeTensorMode) -> bool:
+    """From now on values that are read are symbols, too. Were they not before?"""
+    if mode.shape_env is None or mode.shape_env.allow_scalar_outputs:
+        return False
+    object.__setattr__(mode.shape_env.settings, "allow_scalar_outputs", True)
+    return True
 
 
 def has_no_number(value: Any) -> bool:

@@ -27,6 +27,15 @@ import torch
 from torch import fx, nn
 
 from aheadgrad.backends.compilers import Compiler, Compilers, compilation_context, make_boxed_func
+from aheadgrad.compat.exports import (
+    BackwardSignature,
+    GraphSignature,
+    JointWithDescriptors,
+    aot_compile_joint_with_descriptors,
+    aot_export_joint_simple,
+    aot_export_joint_with_descriptors,
+    aot_export_module,
+)
 from aheadgrad.frontends.compiled import Described
 from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.flat import compile_flat
@@ -39,6 +48,13 @@ from aheadgrad.torchlayer.scripting import scripted
 from aheadgrad.torchlayer.transforms import without_functionalize
 
 __all__ = [
+    "BackwardSignature",
+    "GraphSignature",
+    "JointWithDescriptors",
+    "aot_compile_joint_with_descriptors",
+    "aot_export_joint_simple",
+    "aot_export_joint_with_descriptors",
+    "aot_export_module",
     "aot_function",
     "aot_module",
     "aot_module_simplified",

@@ -1,0 +1,156 @@
+"""From a function and one call of it to an export: record, narrow to the loss, split, describe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aheadgrad.errors import CaptureError, InvalidOption
+from aheadgrad.export.describing import Describing
+from aheadgrad.export.exported import Exported
+from aheadgrad.export.programs import Constants, with_names, with_one
+from aheadgrad.export.recorded import Recorder, loss_index, of_loss
+from aheadgrad.export.shapes import symbols_for
+from aheadgrad.export.shapes import with_names as sizes_with_names
+from aheadgrad.export.signature import Stage
+from aheadgrad.export.trees import paths, tree_of
+from aheadgrad.frontends.function import Flat, flatten, parameter_names
+from aheadgrad.joint.level import Joint
+from aheadgrad.partition.saved import SavedSet
+from aheadgrad.partition.split import forward_program, split
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import UserOutput
+from aheadgrad.program.values import Value
+from aheadgrad.torchlayer.functional import storage_key
+from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.subclasses import is_foreign
+
+
+def export(
+    fn: Callable[..., Any] | nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: int | str | None = None,
+    partition: str | None = None,
+    tangents: bool = False,
+    dynamic_shapes: Any = None,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+) -> Exported:
+    """The programs of one call, with names: see `aheadgrad.export`."""
+    if partition not in (None, "default", "min_cut"):
+        raise InvalidOption(f'partition={partition!r}: choose "default", "min_cut" or None.')
+    if isinstance(args, Tensor) or not isinstance(args, Sequence):
+        raise InvalidOption("args: give the positional arguments in a tuple, as in export(model, (x,)).")
+    given = tuple(args), dict(kwargs or {})
+    flat = flatten(*given, parameter_names(fn))
+    wants = loss is not None or partition is not None or tangents
+    symbols = symbols_for(flat, dynamic_shapes)
+    with RECORDING:
+        recorder = Recorder(fn, flat, forward_only=not wants, symbols=symbols, decompositions=decompositions)
+        making = _Making(recorder, given, loss, partition, wants)
+        stages = [making.stage()]
+        if making.found.left.states:
+            recorder.stand_in(making.found)
+            stages.append(making.stage())
+            if making.found.left.states:
+                raise CaptureError("An optimizer makes new state at its second step, too.")
+        return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
+
+
+def _with_sizes(stage: Stage, flat: Flat, asked: Any) -> Stage:
+    sizes = sizes_with_names(flat, asked, stage.signature.sizes)
+    return replace(stage, signature=replace(stage.signature, sizes=sizes))
+
+
+class _Making:
+    """Makes the stages of one export, and keeps the tensors that they hold."""
+
+    def __init__(
+        self, recorder: Recorder, given: Any, loss: int | str | None, partition: str | None, wants: bool
+    ) -> None:
+        self.recorder = recorder
+        _, self.takes = tree_of(given, "the arguments")
+        self.asked, self.partition, self.wants = loss, partition, wants
+        self.asks = "forward" if not wants else "joint" if partition is None else "split"
+        self.constants = Constants()
+        self.tensors: dict[str, Tensor] = {}
+        self.made: set[str] = set()
+
+    def stage(self) -> Stage:
+        self.found = found = self.recorder.record()
+        loss = None if self.asked is None else loss_index(self.asked, found.left.returns)
+        joint, programs = self._programs(loss)
+        describing = Describing(self.found, joint, loss, self.asks)
+        programs[0] = describing.without_unused(programs[0])
+        lifted = [self.constants.lift(with_names(p)) for p in programs]
+        signature = describing.signature(self.takes, tuple(names for _, names in lifted), self.constants)
+        self.made |= {name for name, _ in signature.made}
+        for name, t in describing.tensors.items():
+            self.tensors.setdefault(name, t)
+        found.recording.release()
+        return Stage(tuple(p for p, _ in lifted), signature)
+
+    def _programs(self, loss: int | None) -> tuple[Joint, list[Program]]:
+        joint = self.found.joint
+        if not self.wants:
+            return joint, [forward_program(joint, SavedSet(), inference=True)]
+        value = None
+        if loss is not None:
+            joint, value = self._narrowed(loss)
+        if self.partition is None:
+            program = joint.program
+            return joint, [program if value is None else with_one(program, value)]
+        joint = replace(joint, options=replace(joint.options, partition=self.partition))
+        parts = split(joint)
+        return joint, [parts.forward, *(p for p in parts.backwards if p is not None)]
+
+    def _narrowed(self, loss: int) -> tuple[Joint, Value]:
+        made = of_loss(self.found, UserOutput(loss))
+        if made is None:  # it may be a view, which has no tangent of its own
+            self.recorder.copied = loss
+            self.found = self.recorder.record()
+            made = of_loss(self.found, UserOutput(self.found.left.outputs))
+        if made is None:
+            path = list(paths(self.found.left.returns))[loss] or "the result"
+            raise CaptureError(f"The loss ({path}) does not require grad: nothing can be differentiated.")
+        count = 1
+        for n in made[1].size():
+            count = count * n if isinstance(n, int) else count
+        if count != 1:
+            raise InvalidOption(f"loss={self.asked!r} is no single number: its size is {made[1].size()}.")
+        return made
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of all held tensors that are there: what shares memory does so again."""
+        tensors = {**self.tensors, **self.constants.tensors}
+        return copies({name: t for name, t in tensors.items() if name not in self.made})
+
+
+def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors, parameters as such; those that share memory do so again."""
+    groups: dict[Any, list[str]] = {}
+    for name, t in tensors.items():
+        key = id(t) if is_foreign(t) or t.layout is not torch.strided else storage_key(t)
+        groups.setdefault(key, []).append(name)
+    made: dict[str, Tensor] = {}
+    for names in groups.values():
+        group = [tensors[name] for name in names]
+        if len(group) == 1:
+            found = [group[0].detach().clone()]
+        else:
+            memory = group[0].untyped_storage().clone()
+            found = [_in(memory, t) for t in group]
+        for name, t, new in zip(names, group, found, strict=True):
+            made[name] = nn.Parameter(new, t.requires_grad) if isinstance(t, nn.Parameter) else new
+            made[name].requires_grad_(t.requires_grad)
+    return {name: made[name] for name in tensors}
+
+
+def _in(memory: Any, t: Tensor) -> Tensor:
+    new = torch.empty(0, dtype=t.dtype, device=t.device)
+    return new.set_(memory, t.storage_offset(), t.size(), t.stride())

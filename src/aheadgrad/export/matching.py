@@ -1,0 +1,135 @@
+"""Are the arguments of a call what an export was made for?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.errors import UnsupportedInput
+from aheadgrad.export.signature import Argument, CallSignature, Place
+from aheadgrad.export.trees import Tree, tree_of
+from aheadgrad.program.values import TensorType
+from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.symbols import Number
+
+_SMALLEST = 2
+
+
+def match(
+    signature: CallSignature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: Mapping[str, Tensor],
+    number: Callable[[Number, dict[str, Any]], Any],
+) -> list[Any]:
+    """The flat arguments; raises UnsupportedInput, and names the one that does not fit."""
+    leaves = leaves_of(args, kwargs, signature)
+    sizes: dict[str, Any] = {}
+    for k, (leaf, argument) in enumerate(zip(leaves, signature.arguments, strict=True)):
+        if not argument.is_tensor:
+            if not _same(leaf, argument.value):
+                raise UnsupportedInput(
+                    f"{argument.path} is {leaf!r}; the export was made for {argument.value!r}, and holds for "
+                    "that only."
+                )
+            continue
+        _check(leaf, argument, sizes)
+        _check_identity(k, leaves, signature, state)
+    for symbol, n in sizes.items():
+        if n < _SMALLEST:
+            raise UnsupportedInput(f"The size {symbol} is {n}; sizes that may be any begin at {_SMALLEST}.")
+    for condition in signature.conditions:
+        if set(map(str, condition.expr.free_symbols)) <= set(sizes) and not number(condition, sizes):
+            raise UnsupportedInput(f"The sizes {sizes} do not fit: the export holds where {condition.expr}.")
+    return leaves
+
+
+def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], signature: CallSignature) -> list[Any]:
+    """The flat arguments of a call that is put together as the recorded one was."""
+    order = signature.takes.children[1].keys
+    if set(order) == set(kwargs):
+        kwargs = {key: kwargs[key] for key in order}
+    leaves, tree = tree_of((args, kwargs), "the arguments")
+    if tree != signature.takes:
+        raise UnsupportedInput(
+            f"The arguments are not put together as those of the export: {_shown(signature.takes)} was "
+            f"recorded, {_shown(tree)} came."
+        )
+    return leaves
+
+
+def _check(leaf: Any, argument: Argument, sizes: dict[str, Any]) -> None:
+    if argument.form is not None:
+        if not is_foreign(leaf) or argument.form.parts(leaf) is None:
+            raise UnsupportedInput(
+                f"{argument.path} is a {type(leaf).__name__}; the export was made for a "
+                f"{argument.form.kind.__name__}."
+            )
+        return
+    assert argument.type is not None
+    if not isinstance(leaf, Tensor) or is_foreign(leaf):
+        raise UnsupportedInput(
+            f"{argument.path} is a {type(leaf).__name__}; the export takes a tensor there."
+        )
+    if leaf.dtype is not argument.type.dtype or leaf.device.type != argument.type.device.type:
+        raise UnsupportedInput(
+            f"{argument.path} is {leaf.dtype} on {leaf.device}; the export was made for "
+            f"{argument.type.dtype} on {argument.type.device}."
+        )
+    if not _fits(tuple(leaf.shape), argument.type, sizes):
+        raise UnsupportedInput(
+            f"{argument.path} has size {tuple(leaf.shape)}; the export was made for "
+            f"({', '.join(map(str, argument.type.size))}). Name sizes that may change in dynamic_shapes=."
+        )
+
+
+def _fits(shape: tuple[int, ...], expected: TensorType, sizes: dict[str, Any]) -> bool:
+    if len(shape) != len(expected.size):
+        return False
+    for n, known in zip(shape, expected.size, strict=True):
+        if type(known) is Number:
+            if sizes.setdefault(str(known.expr), n) != n:
+                return False
+        elif n != known:
+            return False
+    return True
+
+
+def _check_identity(k: int, leaves: list[Any], signature: CallSignature, state: Mapping[str, Tensor]) -> None:
+    """What was one tensor is one, and no two others are."""
+    same = signature.arguments[k].same_as
+    if same is not None and same.kind == "argument":
+        if leaves[k] is not leaves[same.of]:
+            one, other = signature.arguments[k].path, signature.arguments[same.of].path
+            raise UnsupportedInput(f"{one} and {other} were one tensor when this was exported, and are two.")
+        return
+    twin = next((i for i in range(k) if leaves[i] is leaves[k]), None)
+    if twin is not None and same is None and _matters(signature, k, twin):
+        one, other = signature.arguments[k].path, signature.arguments[twin].path
+        raise UnsupportedInput(f"{one} and {other} are one tensor, one of which the program changes.")
+
+
+def _matters(signature: CallSignature, *arguments: int) -> bool:
+    """Is one of these changed, or handed out?"""
+    changed = [signature.place(f.index) for f in signature.facts.inputs if not f.untouched]
+    return any(Place("argument", k) in changed for k in arguments)
+
+
+def _same(value: Any, known: Any) -> bool:
+    if type(value) is not type(known):
+        return False
+    if isinstance(value, float) and math.isnan(value):
+        return math.isnan(known)
+    return bool(value == known)
+
+
+def _shown(tree: Tree) -> str:
+    if tree.kind == "leaf":
+        return "*"
+    inside = [_shown(c) for c in tree.children]
+    if tree.keys:
+        inside = [f"{key}: {text}" for key, text in zip(tree.keys, inside, strict=True)]
+    return f"{tree.where[1] if tree.where else tree.kind}({', '.join(inside)})"

@@ -1,0 +1,165 @@
+"""Memory around a program: inputs get what they were changed to, results share what they shared.
+
+As `conventions` writes it into entry functions, without the histories.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from aheadgrad.export.signature import CallSignature, Place
+from aheadgrad.facts.facts import (
+    AliasRoot,
+    Constant,
+    Fresh,
+    FreshRoot,
+    FunctionView,
+    Geometry,
+    InputFacts,
+    InputRoot,
+    IsRoot,
+    Recipe,
+    SameAs,
+    TheInput,
+    ViewOf,
+)
+from aheadgrad.program.slots import Slot, UserOutput, ViewBase
+from aheadgrad.torchlayer.subclasses import parts_of
+from aheadgrad.torchlayer.symbols import Number
+
+Size = Callable[[Any], Any]
+
+
+def update(
+    target: Tensor,
+    fact: InputFacts,
+    new: Tensor | None,
+    former: Tensor | None,
+    adopted: Tensor | None,
+    size: Size,
+) -> None:
+    """Gives an input its new value, shape and memory; `adopted` is the input whose memory it takes over."""
+    if fact.parts is not None:
+        _update_parts(target, fact, new)
+    elif fact.storage_changed:
+        if former is not None:
+            target.detach().copy_(former)
+        if adopted is None:
+            assert new is not None
+            target.set_(new.detach())  # type: ignore[call-overload]
+        else:
+            g = _numbers(fact.final_geometry, size)
+            target.set_(adopted.untyped_storage(), g.offset, g.size, g.stride)
+            if fact.data_changed and new is not None and fact.history_changed:
+                target.copy_(new)
+    else:
+        if fact.geometry is not None:
+            g = _numbers(fact.geometry, size)
+            target.as_strided_(g.size, g.stride, g.offset)
+        if fact.data_changed:
+            assert new is not None
+            target.copy_(new)
+    if fact.final_bytes is not None:
+        target.untyped_storage().resize_(fact.final_bytes)
+    if fact.becomes_leaf is not None:
+        target.requires_grad_(fact.becomes_leaf)
+
+
+def _update_parts(target: Tensor, fact: InputFacts, new: Tensor | None) -> None:
+    assert fact.parts is not None
+    for call in fact.parts.reshapes:
+        call.function(target, *call.args, **call.kwargs)
+    if new is None:
+        return
+    for k, (part, value) in enumerate(zip(parts_of(target), parts_of(new), strict=True)):
+        if k in fact.parts.changed:
+            part.copy_(value)
+    if fact.parts.exchanged:
+        names, _ = target.__tensor_flatten__()  # type: ignore[attr-defined]
+        for k in fact.parts.exchanged:
+            setattr(target, names[k], parts_of(new)[k])
+
+
+def _numbers(g: Geometry | None, size: Size) -> Geometry:
+    assert g is not None
+    return Geometry(
+        tuple(_number(n, size) for n in g.size),
+        tuple(_number(n, size) for n in g.stride),
+        _number(g.offset, size),
+    )
+
+
+def _number(value: Any, size: Size) -> Any:
+    if type(value) is Number:
+        return size(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_number(v, size) for v in value)
+    return value
+
+
+class Sharing:
+    """The flat results of one call."""
+
+    def __init__(
+        self, signature: CallSignature, places: Mapping[Place, Tensor], leaving: list[Any], size: Size
+    ) -> None:
+        self.signature, self.facts = signature, signature.facts
+        self.places, self.size = places, size
+        self.values: dict[Slot, Any] = {e.slot: v for e, v in zip(signature.leaving, leaving, strict=True)}
+        self.roots: dict[int, Tensor] = {}
+
+    def outputs(self) -> list[Any]:
+        found: list[Any] = []
+        for j, fact in enumerate(self.facts.outputs):
+            found.append(self._output(j, fact, found))
+        return found
+
+    def _output(self, j: int, fact: Any, before: list[Any]) -> Any:
+        if isinstance(fact, Constant):
+            return _number(fact.value, self.size)
+        if isinstance(fact, TheInput):
+            return self.places[self.signature.place(fact.index)]
+        if isinstance(fact, SameAs):
+            return before[fact.output]
+        if isinstance(fact, IsRoot):
+            return self._root(fact.root)
+        if isinstance(fact, ViewOf):
+            return self._leaf(self._grow(self._root(fact.root), fact.recipe), fact.leaf)
+        assert isinstance(fact, Fresh | FunctionView)
+        value = self.values[UserOutput(j)]
+        if isinstance(fact, Fresh):
+            if fact.geometry is not None:
+                g = _numbers(fact.geometry, self.size)
+                value = value.as_strided(g.size, g.stride, g.offset)
+            value = self._leaf(value, fact.leaf)
+        return value
+
+    def _leaf(self, t: Tensor, leaf: bool) -> Tensor:
+        return t.detach().requires_grad_() if leaf else t
+
+    def _root(self, r: int) -> Tensor:
+        if r not in self.roots:
+            root = self.facts.roots[r]
+            if isinstance(root, InputRoot):
+                made = self.places[self.signature.place(root.index)]
+            elif isinstance(root, FreshRoot):
+                slot = UserOutput(root.output) if root.output is not None else ViewBase(root.base or 0)
+                made = self._leaf(self.values[slot], root.leaf)
+            else:
+                assert isinstance(root, AliasRoot)
+                made = self._leaf(self._grow(self._root(root.of), root.recipe), root.leaf)
+            self.roots[r] = made
+        return self.roots[r]
+
+    def _grow(self, t: Tensor, recipe: Recipe) -> Tensor:
+        for step in recipe.steps:
+            kwargs = {k: _number(v, self.size) for k, v in step.kwargs}
+            made = step.target(t, *_number(step.args, self.size), **kwargs)
+            t = made if step.part is None else made[step.part]
+        if recipe.geometry is not None:
+            g = _numbers(recipe.geometry, self.size)
+            t = t.as_strided(g.size, g.stride, g.offset)
+        return t if recipe.cut is None else t.detach()
