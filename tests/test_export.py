@@ -306,6 +306,35 @@ def test_duplicates_must_be_duplicates() -> None:
         export(twice, (x, y)).run(x, x)
 
 
+def test_arguments_may_lie_otherwise_where_that_does_not_matter() -> None:
+    def fn(x: Tensor) -> Any:
+        return x.reshape(-1) * 2, x.t()
+
+    exported = export(fn, (torch.randn(2, 3) + 1,))
+    for x in (torch.randn(3, 2).t(), torch.randn(4, 6)[::2, ::2], torch.randn(1, 3).expand(2, 3)):
+        found = exported.run(x)
+        same(found[0], x.reshape(-1) * 2)
+        assert found[1].data_ptr() == x.data_ptr()
+        assert found[1].stride() == x.t().stride()
+
+
+def test_memory_that_matters_is_checked() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    exported = export(views, (x, y))
+    with pytest.raises(UnsupportedInput, match="b and a share memory, and did not"):
+        exported.run(x, x[1:].as_strided((4,), (0,)))
+    memory = torch.randn(6)
+    exported = export(views, (memory[:3], memory[1:4]))
+    with pytest.raises(UnsupportedInput, match="b and a do not share memory, and did"):
+        exported.run(x[:3], y[1:])
+    with pytest.raises(UnsupportedInput, match=r"b has strides .* offset 2; .* offset 1 only"):
+        exported.run(memory[:3], memory[2:5])
+    picked = export(lambda x: x.as_strided((2,), (2,), 1) * 1, (torch.randn(4),))
+    same(picked.run(x), x[1::2])
+    with pytest.raises(UnsupportedInput, match="x has strides"):
+        picked.run(torch.randn(8)[::2])
+
+
 def test_subclasses_are_taken_apart_by_a_recipe() -> None:
     def fn(t: Tensor, w: Tensor) -> Any:
         t.mul_(2)

@@ -32,6 +32,7 @@ from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import build, parts_of
+from aheadgrad.torchlayer.symbols import Number
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +67,28 @@ class Runner:
         self._count(tangents)
         with torch.no_grad(), autocast_as(None):  # casts are in the programs
             inputs = [places[signature.inputs[i]] for i in signature.taken]
-            given = [p.detach() for t in inputs for p in parts_of(t)]
+            size = self._sizes(leaves)
+            given = self._given([p.detach() for t in inputs for p in parts_of(t)], size)
             if signature.kind == "joint":
                 given += self._tangents(signature.backwards, None, tangents)
             results = self.calls[0](given + self._constants(0))
             leaving, rest = self._leaving(results)
             gradients = self._gradients(leaving, rest, tangents)
-            size = self._sizes(leaves)
             self._update(places, leaving, gradients, size)
             outputs = Sharing(signature, places, leaving, size).outputs()
         for name, position in signature.made:
             self.state[name] = leaving[position]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)
+
+    def _given(self, tensors: list[Tensor], size: Size) -> list[Tensor]:
+        """In the layout that the program was recorded for."""
+        if self.signature.exact_memory:
+            return tensors
+        found = []
+        for t, port in zip(tensors, self.programs[0].inputs, strict=False):
+            stride = tuple(size(n) if type(n) is Number else n for n in port.value.type.stride)
+            found.append(t if t.stride() == stride else laid_out(t, stride))
+        return found
 
     def _constants(self, k: int) -> list[Tensor]:
         return [self.state[name] for name in self.signature.constants[k]]
