@@ -35,8 +35,8 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test,dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train a small transformer compiled and in eager, side by side
-	$(BIN)/python examples/char_transformer.py
+demo: $(STAMP)  ## train in eager, compiled exactly and compiled fast, side by side
+	$(BIN)/python -m examples.demo
 
 test: lint types unit  ## everything that has to pass before a change goes in
 

@@ -52,6 +52,19 @@ def test_the_script_prints_the_losses_side_by_side(name: str, capsys: pytest.Cap
         assert float(eager) == pytest.approx(float(outside)) == pytest.approx(float(within))
 
 
+def test_the_demo_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = importlib.import_module("examples.demo")
+    monkeypatch.setattr(demo.shutil, "which", lambda _: None)
+    assert demo.first_order(seed=0, steps=2, every=1) == []
+    assert demo.second_order(seed=0, steps=2, every=1) == []
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.split() == ["loss", "of", "step", "eager", "exact"] for line in lines) == 2
+    _, before, after = next(line for line in lines if line.startswith("saved for backward")).rsplit(None, 2)
+    assert float(after.replace(",", "")) <= float(before.replace(",", ""))
+
+
 def test_a_training_step_that_runs_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("examples.train_elsewhere").main()
     first, *steps = capsys.readouterr().out.splitlines()

@@ -4,6 +4,7 @@ fast.entries      what was compiled so far
 fast.source       the generated code of all entries
 fast.misses       why each entry after the first was made
 fast.fallbacks    what ran uncompiled: reason, line, how often
+fast.transforms   what was compiled for calls under transforms of torch.func
 fast.breaks       where Dynamo split the function, and why
 """
 
@@ -15,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -71,6 +73,19 @@ class CompiledFunction:
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that none of `calls` takes."""
         raise NotImplementedError
+
+    @cached_property
+    def _transformed(self) -> Any:
+        """What runs calls under transforms."""
+        from aheadgrad.frontends.transformed import Transformed  # which compiles functions itself
+
+        return Transformed(self)
+
+    @property
+    def transforms(self) -> Lines:
+        """What was compiled for calls under transforms of `torch.func`."""
+        made = vars(self).get("_transformed")
+        return Lines([] if made is None else made.entries)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -136,9 +151,12 @@ class Described:
         return f"{self.name}: {summary(self.entry)}"
 
 
+def is_transformed() -> bool:
+    """Is a transform of `torch.func` active, or a level of forward-mode duals?"""
+    return transform_level() is not None or dual_level() >= 0
+
+
 def runs_the_original() -> bool:
-    """Under a transform, or inside a recording, which want to see the function's own ops."""
-    if transform_level() is not None or dual_level() >= 0:
-        return True
+    """Inside a recording, which wants to see the function's own ops."""
     modes = active_function_modes() if function_modes() else ()
     return any(isinstance(mode, Lift) or type(mode).__module__.startswith("torch.fx.") for mode in modes)

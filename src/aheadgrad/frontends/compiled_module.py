@@ -22,7 +22,7 @@ from aheadgrad.options import Options
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.modules import call_is_forward
 
-_REPORTS = ("entries", "source", "misses", "fallbacks", "breaks", "explain", "memory")
+_REPORTS = ("entries", "source", "misses", "fallbacks", "transforms", "breaks", "explain", "memory")
 _set_class: Callable[[Any, type], None] = vars(object)["__class__"].__set__
 
 

@@ -26,7 +26,7 @@ from aheadgrad import errors
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import CompiledFunction, runs_the_original
+from aheadgrad.frontends.compiled import CompiledFunction, is_transformed, runs_the_original
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
 from aheadgrad.report.origins import stacklevel_of_user
@@ -56,6 +56,8 @@ class DynamoFunction(CompiledFunction):
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_dynamo_compiling() or runs_the_original():
             return self._fn(*args, **kwargs)
+        if is_transformed():
+            return self._transformed(args, kwargs)
         try:
             out = self._run(*args, **kwargs)
         except BaseException:

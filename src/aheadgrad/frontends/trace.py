@@ -20,7 +20,7 @@ from torch import Tensor
 from aheadgrad import errors, pipeline
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
-from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, runs_the_original
+from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, is_transformed, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.plain import Same, freeze, frozen
@@ -63,6 +63,8 @@ class TracedFunction(CompiledFunction):
         tensors = [v for v in leaves if isinstance(v, Tensor)]
         if runs_the_original() or any(isinstance(t, FakeTensor) or is_wrapped(t) for t in tensors):
             return self._fn(*args, **kwargs)
+        if is_transformed():
+            return self._transformed(args, kwargs)
         if default_devices() is None:
             return self._uncompiled(FallbackError(_WATCHED), args, kwargs)
         if self._full:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "dispatch_modes",
     "dispatch_restored",
     "dual_level",
+    "duals_hidden",
     "function_modes",
     "in_transform",
     "is_composite",
@@ -118,9 +120,27 @@ def dispatch_restored() -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
+class _Duals(threading.local):
+    hidden = False
+
+
+_duals = _Duals()
+
+
 def dual_level() -> int:
     """The active forward-mode level, -1 when there is none."""
-    return int(forward_ad._current_level)
+    level = int(forward_ad._current_level)
+    return -1 if level >= 0 and _duals.hidden else level
+
+
+@contextmanager
+def duals_hidden() -> Iterator[None]:
+    """As if there were no forward-mode level, for tensors without tangents. (It cannot be left meanwhile.)"""
+    before, _duals.hidden = _duals.hidden, True
+    try:
+        yield
+    finally:
+        _duals.hidden = before
 
 
 @functools.cache

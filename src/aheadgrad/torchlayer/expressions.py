@@ -18,6 +18,7 @@ import sympy
 
 _LARGEST = 1 << 128
 _POWERS = 64
+_SUMMANDS, _OPERANDS = 4096, 64
 _ASSUMPTIONS = ("integer", "positive", "nonnegative", "negative", "nonpositive", "real", "zero", "finite")
 
 
@@ -107,6 +108,8 @@ def expression(head: str, args: Sequence[Any]) -> Any:
 def _applied(head: str, args: tuple[Any, ...]) -> Any:
     if "Pow" in head and not _is_small(args):
         raise ValueError("a power in a size is too large")
+    if len(args) > (_SUMMANDS if head in ("sympy.Add", "sympy.Mul") else _OPERANDS):
+        raise ValueError(f"{head} of {len(args)} things is too large")
     if sum(a.is_Number for a in args) > 1 and head not in ("sympy.case", "sympy.Piecewise"):
         raise ValueError(f"{head} of numbers is a number")
     try:

@@ -45,7 +45,7 @@ _REGION = "set_eval_frame_isolate_recompiles_id"  # from torch 2.13
 _frames = torch._C._dynamo.eval_frame
 _LOG = logging.getLogger("torch._dynamo.convert_frame")
 _OURS = logging.getLogger("aheadgrad.dynamo")
-_one_at_a_time = RLock()  # as Dynamo compiles; what is patched is put back in order
+ONE_AT_A_TIME = RLock()  # as Dynamo compiles; what is patched is put back in order
 _PATIENCE = 8  # how often a frame may raise before Dynamo is no longer asked about it
 
 
@@ -108,14 +108,14 @@ class _Frames:
         known = len(graph_break_reasons)
         try:
             with (
-                _one_at_a_time,
-                _configured(self.limit),
+                ONE_AT_A_TIME,
+                configured(self.limit),
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
             ):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
-                _call_directly(result.guarded_code, frame.f_globals)
+                call_directly(result.guarded_code, frame.f_globals)
         except Exception as error:
             self._swallowed()
             let_go_of_locals(error)
@@ -196,7 +196,7 @@ class _Frames:
                 teller.note_uncompiled(why)
 
 
-def _configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
+def configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
 
     Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
@@ -207,7 +207,7 @@ def _configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     return patched
 
 
-def _call_directly(made: Any, scope: dict[str, Any]) -> None:
+def call_directly(made: Any, scope: dict[str, Any]) -> None:
     """Dynamo wraps graphs, so that it does not look into them; not needed where it does not look anyway."""
     for name in made.code.co_names if made is not None else ():
         graph = getattr(scope.get(name), "_torchdynamo_orig_callable", None)
@@ -256,18 +256,18 @@ def compiled_by_dynamo(
         context.callback = frames
     made = context(fn)
     made = made.forward if isinstance(fn, nn.Module) and made is not fn else made
-    is_usual = isinstance(made, FunctionType) and not fullgraph and hasattr(_frames, _REGION)
-    hooks = getattr(context, "enter_exit_hooks", ())
-    if is_usual and len(hooks) == 1 and context.error_on_graph_break is None:
-        return _quick(made, context), frames  # the one hook counts calls
-    return made, frames
+    return (None if fullgraph else quickly(made, context)) or made, frames
 
 
-def _quick(made: Any, context: Any) -> Callable[..., Any]:
-    """Calls a function through Dynamo as `made` does, without its provisions for what is rarely there.
+def quickly(made: Any, context: Any) -> Callable[..., Any] | None:
+    """What calls a function through Dynamo as `made` does, without its provisions for what is rarely there.
 
     Those take longer than Dynamo's guards. A graph that we run as it is restores dispatch keys by itself.
     """
+    is_usual = isinstance(made, FunctionType) and hasattr(_frames, _REGION)
+    hooks = getattr(context, "enter_exit_hooks", ())  # the one hook counts calls
+    if not is_usual or len(hooks) != 1 or context.error_on_graph_break is not None:
+        return None
     set_frames, set_region = _frames.set_eval_frame, getattr(_frames, _REGION)
     fn, frames, region = made._torchdynamo_orig_callable, context.callback, context._isolate_recompiles_id
     usual = eval_frame._stance if eval_frame._stance == eval_frame.DynamoStance() else None

@@ -11,7 +11,8 @@ import torch
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from aheadgrad.torchlayer.symbols import Number
 
-_NAMESPACES = ("aten", "prims", "prim", "inductor", "_c10d_functional", "aheadgrad")
+_NAMESPACES = ("aten", "prims", "_c10d_functional")
+_OTHERS = ("inductor.resize_storage_bytes_.default",)  # which programs of aheadgrad's may have
 _OPERATORS = (  # whose functions are graphs
     "cond while_loop while_loop_stack_output scan map_impl associative_scan auto_functionalized "
     "auto_functionalized_v2 with_effects flex_attention flex_attention_backward invoke_subgraph out_dtype "
@@ -40,11 +41,10 @@ def is_trusted(op: Any, namespaces: Collection[str]) -> bool:
         return op.name() in _OPERATORS or op.name() in namespaces
     if isinstance(op, OpOverloadPacket):
         return any(is_trusted(getattr(op, name), namespaces) for name in op.overloads())
-    if op.namespace in namespaces:
+    if op.namespace in namespaces or str(op) in _OTHERS:
         return True
-    arguments = op._schema.arguments
-    reaches_out = any(a.name in ("filename", "group") for a in arguments if "c10d" not in op.namespace)
-    return op.namespace in _NAMESPACES and not reaches_out and all(map(_known, _types(op)))
+    opens_file = any(a.name == "filename" for a in op._schema.arguments)
+    return op.namespace in _NAMESPACES and not opens_file and all(map(_known, _types(op)))
 
 
 def _known(kind: str) -> bool:
