@@ -445,6 +445,17 @@ def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
             export(fn, (torch.randn(6, 4),), dynamic_shapes=wrong)
 
 
+def test_code_is_told_of_the_export() -> None:
+    def fn(x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.sum() > 0:
+            return x * 2
+        return x * 2
+
+    x = torch.randn(3)
+    same(export(fn, (x,)).run(x), x * 2)
+    assert not torch.compiler.is_exporting()
+
+
 # ---- mistakes -----------------------------------------------------------------------------------
 
 

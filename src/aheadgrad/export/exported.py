@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.file import read, write
@@ -91,7 +91,10 @@ class Exported:
     def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:
         """Reads what `save` wrote: `aheadgrad.load`."""
         stages, state = read(path, trust=trust, here=here)
-        return Exported(check_export(stages, state), state)
+        stages = check_export(stages, state)
+        for held in (h for stage in stages for h in stage.signature.held if h.kind == "parameter"):
+            state[held.name] = nn.Parameter(state[held.name].detach(), held.requires_grad)
+        return Exported(stages, state)
 
     # ---- graphs -------------------------------------------------------------------------------
 

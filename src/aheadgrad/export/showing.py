@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.export.file import VERSION, read
+from aheadgrad.export.signature import Stage
+from aheadgrad.export.text import signature_lines
 from aheadgrad.program.program import Program
 from aheadgrad.program.show import type_text
 from aheadgrad.program.slots import Saved, SavedSize
@@ -26,6 +28,9 @@ def shown(path: str | os.PathLike[str], *, trust: Collection[str] = ()) -> str:
         f"{len(state)} tensors of {held} bytes"
     ]
     lines += [f"  {name}: {_look(t)}" for name, t in state.items()]
+    for stage in value if type(value) is tuple else ():
+        if type(stage) is Stage:
+            lines += ["", *signature_lines(stage.signature)]
     for program in programs_in(value):
         lines += ["", str(program), *saved_lines(program)]
     return "\n".join(lines)
