@@ -140,6 +140,7 @@ class Recorder:
             now = holding.state.look(originals)
             if now.found != look.found:
                 raise changed(look.differences(now)[0][0])
+            holding.state.put_back()  # lists of parameters that a module keeps beside them
             return self._results(result, see, tensors, left)
 
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)

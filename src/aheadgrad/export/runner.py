@@ -21,7 +21,7 @@ from torch import Tensor
 from aheadgrad.backends.eager import laid_out
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.interpreter import Call, Interpreter
-from aheadgrad.export.matching import match
+from aheadgrad.export.matching import match, storage_of
 from aheadgrad.export.sharing import Sharing, Size, update
 from aheadgrad.export.signature import Backward, CallSignature, Place
 from aheadgrad.export.trees import build as build_tree
@@ -30,7 +30,6 @@ from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import build, parts_of
 from aheadgrad.torchlayer.symbols import Number
 
@@ -111,9 +110,9 @@ class Runner:
         signature = self.signature
         new, old = dict(signature.updates), dict(signature.old_memory)
         changed = [f for f in signature.facts.inputs if not f.untouched]
-        memory = {storage_key(p) for f in changed for p in parts_of(places[signature.place(f.index)])}
+        memory = {storage_of(p) for f in changed for p in parts_of(places[signature.place(f.index)])}
         for name, g in gradients.items():
-            if g is not None and any(storage_key(p) in memory for p in parts_of(g)):
+            if g is not None and any(storage_of(p) in memory for p in parts_of(g)):
                 gradients[name] = g.clone()
         for fact in changed:
             adopted = None if fact.adopts is None else places[signature.place(fact.adopts)]

@@ -57,7 +57,7 @@ def accumulate(t: Tensor, grad: Tensor) -> None:
     with torch.no_grad():
         if t.grad is not None:
             t.grad += grad
-        elif is_foreign(grad):
+        elif is_foreign(grad) or grad.layout is not torch.strided:
             t.grad = grad.clone()
         else:
             t.grad = torch.empty_like(t, requires_grad=False).copy_(grad)
