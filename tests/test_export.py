@@ -221,6 +221,37 @@ def test_random_numbers_are_drawn_as_eager_draws_them() -> None:
             same(found.output, loss.detach())
             names = [f"model.{n}" for n, _ in model.named_parameters()]
             same([found.gradients[n] for n in names], list(grads))
+        assert len(exported.random_ops) >= 2
+        assert "random     drawn by" in str(exported)
+
+
+def test_arguments_with_a_history_lead_on() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(y)
+        return x.square().sum()
+
+    def run(call: Any) -> tuple[Tensor, Tensor, Tensor]:
+        leaf, y = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        x = leaf * 2
+        call(x, y)
+        return leaf.grad, y.grad, x.detach()  # type: ignore[return-value]
+
+    exported = export(fn, (torch.ones(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)), loss=0)
+    same(run(exported.backward), run(lambda x, y: fn(x, y).backward()))
+
+
+def test_a_grad_mode_that_is_left_changed() -> None:
+    def fn(x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    try:
+        exported = export(fn, (torch.ones(3),))
+        torch.set_grad_enabled(True)
+        exported.run(torch.ones(3))
+        assert not torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
 
 
 # ---- what torch's own export refuses ------------------------------------------------------------

@@ -17,6 +17,7 @@ from aheadgrad.export.runner import Step
 from aheadgrad.export.running import Running
 from aheadgrad.export.signature import CallSignature, Stage
 from aheadgrad.program.program import Program
+from aheadgrad.torchlayer.dispatch import is_random
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +49,11 @@ class Exported:
     def parameters(self) -> dict[str, Tensor]:
         """What an optimizer would be given, by name."""
         return {name: self.state[name] for name in self.signature.parameters}
+
+    @property
+    def random_ops(self) -> tuple[str, ...]:
+        """The ops that draw random numbers, from torch's own generators."""
+        return tuple(op.name for program in self.programs for op in program.ops if is_random(op.target))
 
     # ---- running ------------------------------------------------------------------------------
 

@@ -75,6 +75,8 @@ class Runner:
             gradients = self._gradients(leaving, rest, tangents)
             self._update(places, leaving, gradients, size)
             outputs = Sharing(signature, places, leaving, size).outputs()
+        if signature.facts.grad_mode_after is not None:
+            torch.set_grad_enabled(signature.facts.grad_mode_after)
         for name, position in signature.made:
             self.state[name] = leaving[position]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)

@@ -44,11 +44,18 @@ class Running:
         runner = self._runner(args, kwargs)
         step = runner(args, kwargs)
         places = Reached(leaves_of(args, kwargs, runner.signature), self.state)
-        for backward in runner.signature.backwards:
-            for g in backward.gradients:
-                grad = step.gradients[g.name]
-                if g.place is not None and grad is not None:
-                    accumulate(places[g.place], grad)
+        further: dict[int, tuple[Tensor, Tensor]] = {}
+        for g in {g.name: g for b in runner.signature.backwards for g in b.gradients}.values():
+            grad = step.gradients[g.name]
+            if g.place is None or grad is None:
+                continue
+            t = places[g.place]
+            if t.is_leaf:
+                accumulate(t, grad)
+            else:
+                further[id(t)] = t, grad
+        if further:  # arguments with a history: on to where they come from
+            torch.autograd.backward(*map(list, zip(*further.values(), strict=True)))
         return step.output
 
 
