@@ -317,7 +317,7 @@ def test_fields_of_another_version_are_named() -> None:
     tree = encode(Parameter("weight")).tree
     tree["kinds"][0] += ["shape"]
     tree["objects"][0] += [3]
-    with pytest.raises(ArtifactError, match=r"has the fields name; the file has name, shape.*another version"):
+    with pytest.raises(ArtifactError, match=r"has the fields name; the file has name, shape"):
         decode(Encoded(tree))
     tree["kinds"][0] = ["Tensor", "shape"]
     with pytest.raises(ArtifactError, match="no kind of object called 'Tensor'"):
