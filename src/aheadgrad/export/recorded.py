@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
+from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
 from aheadgrad.export.holding import HeldTensor, Holding
 from aheadgrad.export.optimizers import Key
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
 from aheadgrad.frontends.function import Flat, make_call
-from aheadgrad.frontends.plain import SIMPLE
 from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
@@ -30,6 +29,7 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.recording.door import LiveDoor
+from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autograd import base_of
@@ -91,7 +91,6 @@ class Recorder:
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self.copied: int | None = None  # the flat output that leaves once more as a copy
-        self.told = False  # is the function told that it is being exported?
 
     def record(self) -> Recorded:
         """With gradients in place of those that the function leaves, if it may add to them."""
@@ -108,16 +107,10 @@ class Recorder:
         return again
 
     def _first(self) -> Recorded:
-        """A function that decides by values may do without when it is told of the export, as by torch's;
-        one that changes an attribute may do so at its first call only."""
+        """A function that changes an attribute may do so at its first call only."""
         before = self.holding.state
         try:
             return self._record()
-        except DataDependentError:
-            if self.told:
-                raise
-            self.told = True
-            return self._first()
         except FallbackError as error:
             if not error.once:
                 raise
@@ -140,17 +133,19 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
-            with told_of_export(told=self.told):
+            with told_of_export(told=True):
                 result = self.fn(*args, **kwargs)
             see = sees[0]
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             now = holding.state.look(originals)
             if now.found != look.found:
                 raise changed(look.differences(now)[0][0])
+            holding.state.put_back()  # lists of parameters that a module keeps beside them
             return self._results(result, see, tensors, left)
 
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)
-        call.whole, call.forward_only, call.symbols = True, self.forward_only, self.symbols
+        call.whole = call.watched = True
+        call.forward_only, call.symbols = self.forward_only, self.symbols
         recording, joint = pipeline.record(call, self.options, Journal())
         session = recording.session
         reals = [e.real for e in session.entrances] + [m.real for m in session.members]
