@@ -43,6 +43,9 @@ from aheadgrad.torchlayer.symbols import Number, Shape
 
 _DEEPEST = 32
 _PLAIN = frozenset((str, int, bool, type(None)))
+_OPS = (OpOverload, HigherOrderOperator, Drawn, Replayed)
+_NOTES = ((Origin, type(None)), (AutogradNode, type(None)), (Region, type(None)))
+_NESTED = (list, tuple, dict)
 
 
 @no_collection()
@@ -138,12 +141,11 @@ class _Reader:
         count = len(objects)
         found = []
         for d in data:
-            if type(d) in _PLAIN:
-                found.append(d)
-            elif type(d) is list and len(d) == 1 and type(d[0]) is int and 0 <= d[0] < count:
-                found.append(objects[d[0]])
+            kind = type(d)
+            if kind is list and len(d) == 1 and type(i := d[0]) is int and 0 <= i < count:
+                found.append(objects[i])
             else:
-                found.append(value(d, depth))
+                found.append(d if kind in _PLAIN else value(d, depth))
         return found
 
     def list(self, data: Any) -> list[Any]:
@@ -201,16 +203,16 @@ def _op(reader: _Reader, row: list[Any]) -> Op:
     _, target, args, kwargs, out, name, phase, keep, origin, node, region = row
     target, out, origin, node, region = reader.values([target, out, origin, node, region])
     identifier(name)
-    if not isinstance(target, OpOverload | HigherOrderOperator | Drawn | Replayed):
+    if not isinstance(target, _OPS):
         raise ArtifactError(f"{str(target)[:80]} is no op.")
-    if type(args) is not list or args[:1] != ["tuple"] or type(kwargs) is not list:
+    if not all(type(a) is list and a[:1] == ["tuple"] for a in (args, kwargs)):
         raise ArtifactError(f"The arguments of {name} are no list.")
     values = tuple(reader.values(args[1:]))
     named = _pairs(reader, kwargs[1:]) if len(kwargs) > 1 else {}
     for key in named:
         identifier(key)
-    types_fit = type(phase) is str and type(keep) is bool and isinstance(origin, Origin | None)
-    if not types_fit or not isinstance(node, AutogradNode | None) or not isinstance(region, Region | None):
+    told = type(phase) is str and type(keep) is bool
+    if not told or not all(map(isinstance, (origin, node, region), _NOTES)):
         raise ArtifactError(f"What is told of {name} is of the wrong types.")
     reader.names.append(name)
     uses = _used(values, named)
@@ -222,7 +224,7 @@ def _used(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Value, ...]:
     for value in (*args, *kwargs.values()):
         if type(value) is Value:
             found.append(value)
-        elif isinstance(value, list | tuple | dict):
+        elif isinstance(value, _NESTED):
             found += values_in(value)
     return tuple(found)
 
