@@ -25,6 +25,7 @@ AFTER_LOWER = (
     "joint",
     "facts",
     "partition",
+    "codec",
     "backends",
     "emit",
     "conventions",
