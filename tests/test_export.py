@@ -504,5 +504,5 @@ def test_what_cannot_be_exported_says_so() -> None:
         seen.append(1)
         return x + len(seen)
 
-    with pytest.raises(AheadgradError, match="changes seen"):
+    with pytest.raises(CaptureError, match="cannot be exported: the function changes seen"):
         export(counts, (x,))

@@ -203,3 +203,9 @@ def test_decisions_on_numbers_that_are_read_are_refused() -> None:
     exported = export(lambda x: x * x.sum().item(), (torch.randn(3),))
     x = torch.randn(3)
     torch.testing.assert_close(exported.run(x), x * x.sum().item(), rtol=0, atol=0)
+
+
+def test_arithmetic_on_numbers_that_cannot_be_repeated_exactly_is_refused() -> None:
+    """Sympy would join `(n * 0.1) * 3`, which rounds another way."""
+    with pytest.raises(CaptureError, match="cannot repeat exactly"):
+        export(lambda x: x * (x.sum().item() * 0.1 * 3.0), (torch.randn(3),))
