@@ -92,8 +92,8 @@ class _Making:
         return stages
 
     def stage(self) -> Stage:
-        self.found = found = self.recorder.record()
-        loss = None if self.asked is None else loss_index(self.asked, found.left.returns)
+        self.found = self.recorder.record()
+        loss = None if self.asked is None else loss_index(self.asked, self.found.left.returns)
         joint, programs = self._programs(loss)
         describing = Describing(self.found, joint, loss, self.asks)
         programs[0] = describing.without_unused(programs[0])
@@ -102,7 +102,7 @@ class _Making:
         self.made |= {name for name, _ in signature.made}
         for name, t in describing.tensors.items():
             self.tensors.setdefault(name, t)
-        found.recording.release()
+        self.found.recording.release()
         return Stage(tuple(p for p, _ in lifted), signature)
 
     def _programs(self, loss: int | None) -> tuple[Joint, list[Program]]:
@@ -123,6 +123,7 @@ class _Making:
         made = of_loss(self.found, UserOutput(loss))
         if made is None:  # it may be a view, which has no tangent of its own
             self.recorder.copied = loss
+            self.found.recording.release()
             self.found = self.recorder.record()
             made = of_loss(self.found, UserOutput(self.found.left.outputs))
         if made is None:
