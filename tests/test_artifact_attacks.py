@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 import aheadgrad
 from aheadgrad.errors import ArtifactError
+from aheadgrad.export.checking import check_export
+from aheadgrad.export.exported import Exported
 from aheadgrad.export.file import packed, read, unpacked, write
-from aheadgrad.partition.split import split
 
 NAMES = ("manifest.json", "program.json", "tensors.safetensors")
 SPARE = 512 << 20  # bytes
@@ -46,17 +47,17 @@ class Model(nn.Module):
 
 
 def example() -> tuple[Any, dict[str, Tensor]]:
-    """Programs with sizes of any number, and state in which memory is shared."""
+    """An export with sizes of any number, and state in which memory is shared."""
     torch.manual_seed(0)
-    model = Model()
-    compiled = aheadgrad.compile(model, dynamic=True, frontend="trace", fallback="error")
-    compiled(torch.randn(6, 4)).backward()
-    joint = compiled.entries[0].entry.joint
-    state: dict[str, Tensor] = dict(model.named_parameters())
+    sizes = {"x": {0: "batch"}}
+    exported = aheadgrad.export(
+        Model(), (torch.randn(6, 4),), loss=0, partition="default", dynamic_shapes=sizes
+    )
+    state = dict(exported.state)
     base = torch.arange(12.0)
     state |= {"view": base[2:8].view(2, 3), "turned": base.view(3, 4).t(), "number": torch.tensor(3 + 4j)}
     state |= {"tied": state["first.weight"], "double": torch.ones(2, dtype=torch.complex128)}
-    return split(joint), state
+    return exported.stages, state
 
 
 # ---- files taken apart and put together ------------------------------------------------------
@@ -287,13 +288,15 @@ def outcome(name: str, bad: bytes, good: bytes) -> str:
     """What becomes of one file: "refused", "equal" or "sound"; anything else is a finding."""
     started = time.perf_counter()
     try:
-        value, state = unpacked(bad)
+        stages, state = unpacked(bad)
+        check_export(stages, state)
     except ArtifactError as error:
         found = "refused" if len(str(error)) < 2000 else "an endless message"
     except BaseException as error:
         found = f"{type(error).__name__}: {error}"
     else:
-        made = packed(value, state)
+        assert str(Exported(stages, state))
+        made = packed(stages, state)
         found = (
             "equal"
             if made == good
@@ -346,7 +349,7 @@ def test_a_file_is_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write(path, value, state)
     made, held = read(path)
-    assert str(made.forward) == str(value.forward)
+    assert str(Exported(made, held)) == str(Exported(value, state))
     assert list(held) == list(state)
     for name, t in state.items():
         torch.testing.assert_close(held[name], t, rtol=0, atol=0)

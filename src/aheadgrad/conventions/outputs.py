@@ -87,6 +87,21 @@ def emit_strides(script: Script, a: Assembly) -> None:
             script.line(f"{name} = {made}.detach()")
 
 
+def emit_unseen_looks(script: Script, a: Assembly) -> None:
+    """Shapes that were changed out of autograd's sight are so again: it refuses gradients, as in eager."""
+    looks = [(a.input_names[f.index], f.history_look) for f in a.facts.inputs if f.history_changed]
+    fresh = ((j, f) for j, f in enumerate(a.facts.outputs) if isinstance(f, Fresh) and f.differentiable)
+    looks += [(f"r{_position(a, UserOutput(j))}", f.history_look) for j, f in fresh]
+    for name, seen in looks:
+        if seen is not None:
+            size, stride = script.names.literal(seen.size), script.names.literal(seen.stride)
+            script.line(f"look = {name}.size(), {name}.stride()")
+            script.line(f"{name}.as_strided_({size}, {stride})")
+            with without_grad(script, when=True):
+                script.line(f"{name}.as_strided_(*look)")
+            emit_bump(script, name, -2)
+
+
 def emit_inner_leaves(script: Script, a: Assembly) -> None:
     """Leaves made inside, before the nodes that have them as inputs."""
     for j, fact in enumerate(a.facts.outputs):

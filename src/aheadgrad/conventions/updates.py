@@ -86,7 +86,7 @@ def _emit_adoption(script: Script, a: Assembly, fact: InputFacts, target: str, n
 def _own_bumps(fact: InputFacts) -> int:
     """How often our own update moves the version counter."""
     if fact.storage_changed:
-        return 1 + (fact.data_changed and fact.history_changed)
+        return 1 + fact.old_memory_changed + (fact.data_changed and fact.history_changed)
     return (fact.geometry is not None) + fact.data_changed
 
 

@@ -22,7 +22,6 @@ from aheadgrad.export.optimizers import Key
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
 from aheadgrad.frontends.function import Flat, make_call
-from aheadgrad.frontends.plain import SIMPLE
 from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
@@ -30,6 +29,7 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.recording.door import LiveDoor
+from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autograd import base_of

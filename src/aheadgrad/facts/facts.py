@@ -57,6 +57,7 @@ class InputFacts:
     `version_bumps`: how often its version counter moved. `adopts`: the input whose memory it took
     over with `set_`. `final_bytes`: the size to which its storage is resized at the end.
     `leaf_meanwhile`: it required grad for a while, and gradients of that time reach it.
+    `history_look`: see `Fresh`.
     """
 
     index: int
@@ -73,6 +74,7 @@ class InputFacts:
     old_memory_changed: bool = False
     final_bytes: int | None = None
     parts: PartFacts | None = None
+    history_look: Geometry | None = None
 
     @property
     def untouched(self) -> bool:
@@ -173,13 +175,15 @@ class Fresh:
     """Shares memory with nothing else that the caller sees.
 
     `leaf`: made to require grad inside, without a history. `geometry`: strides to give to the
-    program's result where they differ from eager's (in dimensions of size one).
+    program's result where they differ from eager's (in dimensions of size one). `history_look`: what
+    autograd takes its size to be, if its shape was changed out of autograd's sight.
     """
 
     differentiable: bool
     leaf: bool = False
     is_view: bool = False
     geometry: Geometry | None = None
+    history_look: Geometry | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ that look back: a view is taken again from its base, anything else is laid out a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view, size_in_history
+from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.symbols import typical
 
 
@@ -30,6 +32,16 @@ def contiguous_strides(size: tuple[Any, ...]) -> tuple[Any, ...]:
         strides.append(step)
         step = step * (n if not isinstance(n, int) else max(n, 1))
     return tuple(reversed(strides))
+
+
+def unseen_look(t: Tensor) -> Geometry | None:
+    """The shape that gradients have to have, if the shape was changed where autograd did not look."""
+    if t.grad_fn is None or is_foreign(t):
+        return None
+    size = tuple(size_in_history(t))
+    if size == tuple(t.size()) or math.prod(size) != t.numel():
+        return None
+    return Geometry(size, contiguous_strides(size), 0)
 
 
 def restore(t: Tensor, geometry: Geometry) -> None:

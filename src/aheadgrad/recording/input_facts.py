@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry, InputFacts, PartFacts, Reshape
 from aheadgrad.recording.entrances import Entrance, Member
-from aheadgrad.recording.geometry import geometry_of
+from aheadgrad.recording.geometry import geometry_of, unseen_look
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view, version
@@ -56,6 +56,7 @@ def input_facts(session: Session, index: int, entrance: Entrance) -> InputFacts:
         becomes_leaf=becomes_leaf,
         leaf_meanwhile=not entrance.required_grad and line.cut and line.made_leaf,
         version_bumps=version(seen) - entrance.version,
+        history_look=unseen_look(current) if geometry is not None and not is_view(current) else None,
     )
 
 

@@ -31,7 +31,7 @@ from aheadgrad.facts.facts import (
     ViewOf,
 )
 from aheadgrad.recording.forward import Forward
-from aheadgrad.recording.geometry import contiguous_strides
+from aheadgrad.recording.geometry import contiguous_strides, unseen_look
 from aheadgrad.recording.ledger import Line
 from aheadgrad.recording.recipes import recipe
 from aheadgrad.torchlayer import functional
@@ -136,7 +136,8 @@ class _Group:
         """The only output in its storage: a plain output, unless eager would treat it as a view."""
         if not is_view(t):
             leaf = t.requires_grad and t.grad_fn is None
-            return Fresh(t.requires_grad and not leaf, leaf, geometry=self._look(t))
+            tracked = t.requires_grad and not leaf
+            return Fresh(tracked, leaf, geometry=self._look(t), history_look=unseen_look(t))
         base = base_of(t)
         if _is_function_view(t):
             return FunctionView(t.requires_grad)
@@ -221,7 +222,10 @@ class _Group:
             hop = ledger.of(current)
             if hop.source is None and id(current) not in given:
                 break
-            hops.append(hop if hop.source is not None else Line(current, current, source=root))
+            if hop.source is None:
+                graded = creation_meta(current) != CreationMeta.NO_GRAD_MODE
+                hop = Line(current, current, source=root, with_grad=graded)
+            hops.append(hop)
             current = hops[-1].source  # type: ignore[assignment]
         modes = {hop.with_grad for hop in hops}
         if any(current is end for end in ends) and len(modes) > 1 and t.requires_grad:
@@ -255,7 +259,7 @@ class _Group:
             if member.seen is root or session.ledger.current(member.seen) is root:
                 return self._input_root(-1 - k)
         for i, given in enumerate(session.entrances):
-            if session.ledger.current(given.seen) is root:
+            if _root(session.ledger.current(given.seen)) is root:  # also cut off, and then reshaped
                 return self._input_root(i)
         tracked = root.requires_grad and root.grad_fn is not None
         made = recipe(session, self._as_it_will_be(self.out.root_tensors[owner]), root)

@@ -6,6 +6,7 @@ ends it. What stays alive behind an entry is reached through a `LiveDoor`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -288,16 +289,25 @@ def record_expected(captured: Any, number: int, component: Component) -> Gradien
     if captured.order and not several:
         return None
 
-    def attempt(working: tuple[bool, ...]) -> Gradients | None:
-        """With some of several tangents; or with the only one to some targets, if eager gets to those."""
-        some = tuple(layout if there else None for layout, there in zip(expected, working, strict=False))
-        try:
-            asked = (some, None) if several else (expected, working)
-            return captured.joint.record(component, asked[0], state, None, asked[1])
-        except Exception:
-            return None
+    def with_tangents(there: tuple[bool, ...]) -> Gradients | None:
+        some = tuple(layout if given else None for layout, given in zip(expected, there, strict=True))
+        return _attempt(lambda: captured.joint.record(component, some, state))
 
-    count = len(component.exits if several else component.targets)
-    alone = [attempt(tuple(i == k for i in range(count))) for k in range(count)]
-    working = tuple(found is not None for found in alone)
+    def to_targets(wanted: tuple[bool, ...]) -> Gradients | None:
+        return _attempt(lambda: captured.joint.record(component, expected, state, None, wanted))
+
+    found = _most(with_tangents, len(component.exits)) if several else None
+    return found or _most(to_targets, len(component.targets))
+
+
+def _most(attempt: Callable[[tuple[bool, ...]], Gradients | None], count: int) -> Gradients | None:
+    """What can be had with all of those that can be had alone."""
+    working = tuple(attempt(tuple(i == k for i in range(count))) is not None for k in range(count))
     return attempt(working) if any(working) else None
+
+
+def _attempt(record: Callable[[], Gradients]) -> Gradients | None:
+    try:
+        return record()
+    except Exception:
+        return None

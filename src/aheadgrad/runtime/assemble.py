@@ -173,6 +173,7 @@ def _emit_graded(script: Script, a: Assembly) -> None:
         script.line(f"del {', '.join(result_name(i) for i in range(a.joint.count, a.results))}")
     updates.emit_tracked(script, a)
     updates.emit_watches(script, a)
+    outputs.emit_unseen_looks(script, a)
     outputs.emit(script, a)
 
 

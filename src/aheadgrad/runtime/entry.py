@@ -192,7 +192,9 @@ class _Making:
             and all(t.kind == "input" for t in component.targets)
             and all(f.untouched for f in joint.facts.inputs)
             and joint.facts.grad_mode_after is None
-            and all(isinstance(f, Fresh) and f.geometry is None for f in joint.facts.outputs)
+            and all(
+                isinstance(f, Fresh) and f.geometry is f.history_look is None for f in joint.facts.outputs
+            )
         )
         if not plain or not component.targets:
             return None

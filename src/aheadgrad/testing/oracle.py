@@ -31,6 +31,7 @@ from torch import Tensor
 
 from aheadgrad.testing.observe import Inputs, Raised
 from aheadgrad.testing.runs import Around, Record, Scenario, comparable, run
+from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 from aheadgrad.torchlayer.trees import tree_leaves
 
 __all__ = ["Disagreement", "Inputs", "Tolerance", "assert_same", "compare"]
@@ -132,6 +133,8 @@ def show(value: object) -> str:
         return str(value)
     if value.dtype == torch.uint8 and value.numel() > 64:
         return f"<{value.numel()} bytes>"
+    if is_foreign(value):
+        return f"{type(value).__name__} of {', '.join(map(show, parts_of(value)))}"
     digits = ", ".join(f"{number:.7g}" for number in value.flatten()[:6].tolist())
     more = ", ..." if value.numel() > 6 else ""
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} {{{digits}{more}}}"

@@ -244,7 +244,7 @@ class Run:
             if grads is None:
                 return
             for name, leaf, grad in zip(names, leaves, grads, strict=True):
-                missing = None if level == 1 else torch.zeros_like(leaf)
+                missing = None if level == 1 else snapshot(torch.zeros_like(leaf))
                 facts[f"{step} of {name}"] = missing if grad is None else snapshot(grad)
             if not plain:
                 targets.update((f"{step} tangent {i}", weight) for i, weight in enumerate(weights))

@@ -1,0 +1,105 @@
+"""Small programs that generated ones were reduced to, where a compiled call once differed from eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .common import leaf, strict
+from .plays import assert_alike, ending
+
+
+def unsqueezed(x: Tensor) -> Tensor:
+    v = torch.hypot(x, x)
+    with torch.no_grad():
+        v.unsqueeze_(-1)
+    return v
+
+
+def squeezed(x: Tensor) -> Tensor:
+    x[..., 1:] = 2
+    with torch.no_grad():
+        x.squeeze_()
+    return x
+
+
+@pytest.mark.parametrize(("fn", "shape"), [(unsqueezed, (2, 3)), (squeezed, (1,))])
+def test_a_shape_changed_out_of_autograds_sight(fn: Any, shape: tuple[int, ...]) -> None:
+    """Autograd refuses gradients of the new shape, also where nobody wants what is computed from them."""
+
+    def play(f: Any) -> Any:
+        x, other = leaf(*shape), leaf(2)
+        out = f(x.clone())
+        for wanted in ([x], [other]):
+            with pytest.raises(RuntimeError, match="invalid gradient at index 0"):
+                torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
+        return out.detach()
+
+    assert_alike(ending(play, fn), ending(play, strict(fn)))
+
+
+def test_gradients_that_can_be_had_of_several_outputs() -> None:
+    """`v` is changed after `hypot` kept it: gradients of `c` raise, those of `a` are there."""
+
+    def fn(a: Tensor, c: Tensor) -> Any:
+        v = c.exp()
+        out = torch.hypot(v, v)
+        return out, v.mul_(a)
+
+    def play(f: Any) -> Any:
+        a, c = leaf(3, seed=1), leaf(3, seed=2)
+        outs = f(a, c)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad([o.sum() for o in outs], c, retain_graph=True)
+        return torch.autograd.grad([o.sum() for o in outs], a, create_graph=True)
+
+    assert_alike(ending(play, fn), ending(play, strict(fn)))
+
+
+def test_parts_of_views_made_under_no_grad() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        a.data.mul_(2)
+        return a.unbind(0)[0]
+
+    def play(f: Any) -> Any:
+        x = leaf(3, 3)
+        base = x * 1
+        with torch.no_grad():
+            view = base[:]
+        f(view, view.t()).sum().backward()
+        return x.grad, base.detach()
+
+    assert_alike(ending(play, fn), ending(play, strict(fn)))
+
+
+def test_versions_of_a_tensor_that_gets_other_memory() -> None:
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        a.resize_(9)
+        return a.set_(b)
+
+    def play(f: Any) -> Any:
+        a, b = leaf(3, 3, grad=False), leaf(3, 3, seed=1, grad=False)
+        before = a._version
+        return f(a, b), a._version - before
+
+    assert_alike(ending(play, fn), ending(play, strict(fn)))
+
+
+def test_views_of_an_input_that_is_cut_off_and_reshaped() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.detach_()
+        v = a[:, 1:]
+        a.swapaxes_(0, -1)
+        return v
+
+    def play(f: Any) -> Any:
+        a, factor = leaf(2, 3), leaf(seed=1)
+        out = f(a)
+        out.mul_(factor)
+        a.sum().backward()
+        return factor.grad, out._base is a, a.detach()
+
+    assert_alike(ending(play, fn), ending(play, strict(fn)))
