@@ -76,13 +76,14 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+@pytest.mark.parametrize("backend", [None, "eager"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_five_steps(name: str) -> None:
+def test_five_steps(name: str, backend: str | None) -> None:
     theirs, ours = Trainer(OPTIMIZERS[name]), Trainer(OPTIMIZERS[name])
     exported = export(ours.step, batches(1)[0])
     assert len(exported.programs) == 1
     assert not exported.signature.backwards
-    running = exported.compile("eager")
+    running = exported.compile(backend)
 
     def state() -> dict[str, Tensor]:
         found = {f"self.model.{n}": t for n, t in theirs.model.state_dict().items()}
