@@ -133,6 +133,15 @@ def test_constants_and_closed_over_tensors_are_held() -> None:
     assert not any(isinstance(a, Tensor) for op in exported.program.ops for a in op.args)
 
 
+def test_a_function_of_torchs_and_long_lists() -> None:
+    x = torch.randn(3)
+    same(export(torch.sin, (x,)).run(x), x.sin())
+    many = [torch.full((), float(k)) for k in range(1000)]
+    exported = export(lambda x: x + many[7] + many[900], (x,))
+    same(exported.run(x), x + 907)
+    assert len(exported.signature.held) == 2
+
+
 # ---- gradients ----------------------------------------------------------------------------------
 
 
@@ -504,5 +513,5 @@ def test_what_cannot_be_exported_says_so() -> None:
         seen.append(1)
         return x + len(seen)
 
-    with pytest.raises(AheadgradError, match="changes seen"):
+    with pytest.raises(CaptureError, match="cannot be exported: the function changes seen"):
         export(counts, (x,))

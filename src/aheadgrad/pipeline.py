@@ -26,6 +26,7 @@ from aheadgrad.cache.visit import Visit
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
+    CaptureError,
     FallbackError,
     HigherOrderError,
     InvalidProgram,
@@ -144,6 +145,11 @@ def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, J
             except NeedsNumbers as error:
                 if call.symbols.optional:
                     raise  # the front end has other symbols to try
+                if call.whole:
+                    raise CaptureError(
+                        "The function computes with a number that it reads off a tensor in a way that a "
+                        f"program cannot repeat exactly: {error}. Compute with tensors instead."
+                    ) from error
                 raise FallbackError(f"a size that values decide is no plain number: {error}") from error
 
 

@@ -84,7 +84,8 @@ class Exported:
         return Running(self.stages, self.state)
 
     def compile(self, backend: Any = "default") -> Running:
-        """The same, through a backend: called as the original, with `.backward` and `.call` as here."""
+        """The same, through a backend: called as the original, with `.backward` and `.call` as here.
+        Without one (None) it runs op by op, as `run` does."""
         return Running(self.stages, self.state, backend)
 
     # ---- files --------------------------------------------------------------------------------

@@ -67,9 +67,7 @@ class Recorded:
         exits = (e.value for e in self.joint.leaving if e.slot == UserOutput(index))
         value = next(exits)
         if type(value) is not Value:
-            raise CaptureError(
-                "an optimizer keeps tensor subclasses in its state, which is not known how to do"
-            )
+            raise CaptureError("An optimizer keeps tensor subclasses in its state, which cannot be exported.")
         return value.type
 
 
@@ -91,20 +89,26 @@ class Recorder:
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self.copied: int | None = None  # the flat output that leaves once more as a copy
+        self.knows_grads = False  # is it known which gradients the function adds to?
 
     def record(self) -> Recorded:
         """With gradients in place of those that the function leaves, if it may add to them."""
         found = self._first()
-        if not found.left.graded or self.holding.grads:
+        if self.knows_grads or not found.left.graded:
             return found
+        self.knows_grads = True
         held = {id(h.tensor): h.tensor for h in found.tensors}
-        self.holding.grads = {key: _zeros(held[key]) for key in found.left.graded}
+        grads = self.holding.grads = {key: _zeros(held[key]) for key in found.left.graded}
         again = self._record()
-        kept = again.left.graded & _uses(again, self.holding.grads)
-        if kept != set(self.holding.grads):
-            self.holding.grads = {key: g for key, g in self.holding.grads.items() if key in kept}
-            again = self._record()
-        return again
+        kept = again.left.graded & _uses(again, grads)
+        self.holding.grads = {key: g for key, g in grads.items() if key in kept}
+        if kept == set(grads):
+            found, again = again, found
+        again.recording.release()
+        if not kept or kept == set(grads):
+            return found
+        found.recording.release()
+        return self._record()
 
     def _first(self) -> Recorded:
         """A function that changes an attribute may do so at its first call only."""
@@ -179,7 +183,7 @@ class Recorder:
     def stand_in(self, found: Recorded) -> None:
         """From now on, the state that optimizers have made is there."""
         for j, (k, key, _) in enumerate(found.left.states):
-            t = found.output(found.left.outputs + j)
+            t = found.output(found.left.outputs + (self.copied is not None) + j)
             like = torch.zeros((), dtype=t.dtype, device=t.device)
             made = torch.empty_strided(t.size, t.stride, dtype=t.dtype, device=t.device).copy_(like)
             self.holding.optimizers[k].made[key] = made

@@ -55,7 +55,7 @@ class Running:
             else:
                 further[id(t)] = t, grad
         if further:  # arguments with a history: on to where they come from
-            torch.autograd.backward(*map(list, zip(*further.values(), strict=True)))
+            torch.autograd.backward([t for t, _ in further.values()], [g for _, g in further.values()])
         return step.output
 
 
