@@ -13,6 +13,7 @@ import torch
 
 from . import (
     any_order,
+    cache,
     capture,
     front_door,
     guards,
@@ -28,6 +29,7 @@ from .measure import table
 
 BENCHMARKS = {
     "capture": capture.run,
+    "cache": cache.run,
     "step": step.run,
     "front_door": front_door.run,
     "saved": saved.run,

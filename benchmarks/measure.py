@@ -17,8 +17,12 @@ FIRST_ONLY = "first order only"
 GUARDED = "with check"
 UNGUARDED = "without"
 PLAIN = "plain call"
+COLD = "without a cache"
+WRITING = "writing one"
 CONTENDERS = (
     EAGER,
+    COLD,
+    WRITING,
     DYNAMO_ONLY,
     DYNAMO,
     TORCH,

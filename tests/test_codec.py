@@ -313,6 +313,17 @@ def test_a_class_that_is_not_here_is_named() -> None:
         decode(Encoded(tree))
 
 
+def test_fields_of_another_version_are_named() -> None:
+    tree = encode(Parameter("weight")).tree
+    tree["kinds"][0] += ["shape"]
+    tree["objects"][0] += [3]
+    with pytest.raises(ArtifactError, match=r"has the fields name; the file has name, shape"):
+        decode(Encoded(tree))
+    tree["kinds"][0] = ["Tensor", "shape"]
+    with pytest.raises(ArtifactError, match="no kind of object called 'Tensor'"):
+        decode(Encoded(tree))
+
+
 def test_an_op_that_is_not_here_is_named() -> None:
     tree = encode(aten.mul.Tensor).tree
     tree["objects"][0][1] = "mylib.mul.default"

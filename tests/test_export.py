@@ -133,6 +133,15 @@ def test_constants_and_closed_over_tensors_are_held() -> None:
     assert not any(isinstance(a, Tensor) for op in exported.program.ops for a in op.args)
 
 
+def test_a_function_of_torchs_and_long_lists() -> None:
+    x = torch.randn(3)
+    same(export(torch.sin, (x,)).run(x), x.sin())
+    many = [torch.full((), float(k)) for k in range(1000)]
+    exported = export(lambda x: x + many[7] + many[900], (x,))
+    same(exported.run(x), x + 907)
+    assert len(exported.signature.held) == 2
+
+
 # ---- gradients ----------------------------------------------------------------------------------
 
 
@@ -221,6 +230,37 @@ def test_random_numbers_are_drawn_as_eager_draws_them() -> None:
             same(found.output, loss.detach())
             names = [f"model.{n}" for n, _ in model.named_parameters()]
             same([found.gradients[n] for n in names], list(grads))
+        assert len(exported.random_ops) >= 2
+        assert "random     drawn by" in str(exported)
+
+
+def test_arguments_with_a_history_lead_on() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(y)
+        return x.square().sum()
+
+    def run(call: Any) -> tuple[Tensor, Tensor, Tensor]:
+        leaf, y = torch.arange(3.0, requires_grad=True), torch.ones(3, requires_grad=True)
+        x = leaf * 2
+        call(x, y)
+        return leaf.grad, y.grad, x.detach()  # type: ignore[return-value]
+
+    exported = export(fn, (torch.ones(3, requires_grad=True) * 1, torch.ones(3, requires_grad=True)), loss=0)
+    same(run(exported.backward), run(lambda x, y: fn(x, y).backward()))
+
+
+def test_a_grad_mode_that_is_left_changed() -> None:
+    def fn(x: Tensor) -> Tensor:
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    try:
+        exported = export(fn, (torch.ones(3),))
+        torch.set_grad_enabled(True)
+        exported.run(torch.ones(3))
+        assert not torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
 
 
 # ---- what torch's own export refuses ------------------------------------------------------------
@@ -304,6 +344,35 @@ def test_duplicates_must_be_duplicates() -> None:
         exported.run(x, y)
     with pytest.raises(UnsupportedInput, match="b and a are one tensor"):
         export(twice, (x, y)).run(x, x)
+
+
+def test_arguments_may_lie_otherwise_where_that_does_not_matter() -> None:
+    def fn(x: Tensor) -> Any:
+        return x.reshape(-1) * 2, x.t()
+
+    exported = export(fn, (torch.randn(2, 3) + 1,))
+    for x in (torch.randn(3, 2).t(), torch.randn(4, 6)[::2, ::2], torch.randn(1, 3).expand(2, 3)):
+        found = exported.run(x)
+        same(found[0], x.reshape(-1) * 2)
+        assert found[1].data_ptr() == x.data_ptr()
+        assert found[1].stride() == x.t().stride()
+
+
+def test_memory_that_matters_is_checked() -> None:
+    x, y = torch.randn(4), torch.randn(4)
+    exported = export(views, (x, y))
+    with pytest.raises(UnsupportedInput, match="b and a share memory, and did not"):
+        exported.run(x, x[1:].as_strided((4,), (0,)))
+    memory = torch.randn(6)
+    exported = export(views, (memory[:3], memory[1:4]))
+    with pytest.raises(UnsupportedInput, match="b and a do not share memory, and did"):
+        exported.run(x[:3], y[1:])
+    with pytest.raises(UnsupportedInput, match=r"b has strides .* offset 2; .* offset 1 only"):
+        exported.run(memory[:3], memory[2:5])
+    picked = export(lambda x: x.as_strided((2,), (2,), 1) * 1, (torch.randn(4),))
+    same(picked.run(x), x[1::2])
+    with pytest.raises(UnsupportedInput, match="x has strides"):
+        picked.run(torch.randn(8)[::2])
 
 
 def test_subclasses_are_taken_apart_by_a_recipe() -> None:
@@ -416,6 +485,17 @@ def test_views_and_conditions_with_sizes_that_may_be_any() -> None:
             export(fn, (torch.randn(6, 4),), dynamic_shapes=wrong)
 
 
+def test_code_is_told_of_the_export() -> None:
+    def fn(x: Tensor) -> Tensor:
+        if not torch.compiler.is_exporting() and x.sum() > 0:
+            return x * 2
+        return x * 2
+
+    x = torch.randn(3)
+    same(export(fn, (x,)).run(x), x * 2)
+    assert not torch.compiler.is_exporting()
+
+
 # ---- mistakes -----------------------------------------------------------------------------------
 
 
@@ -433,5 +513,5 @@ def test_what_cannot_be_exported_says_so() -> None:
         seen.append(1)
         return x + len(seen)
 
-    with pytest.raises(AheadgradError, match="changes seen"):
+    with pytest.raises(CaptureError, match="cannot be exported: the function changes seen"):
         export(counts, (x,))

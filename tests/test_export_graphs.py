@@ -13,6 +13,7 @@ import aheadgrad
 from aheadgrad.errors import InvalidProgram
 from aheadgrad.export.graphs import META
 from aheadgrad.program.slots import Gradient, Parameter, UserInput
+from aheadgrad.torchlayer import inductor
 from tests.export_cases import export
 
 aten = torch.ops.aten
@@ -150,3 +151,18 @@ def test_other_backends_run_it(partition: str | None) -> None:
     running.backward(x)
     torch.testing.assert_close(exported.state["linear.weight"].grad, model.linear.weight.grad)
     torch.testing.assert_close(exported.state["seen"], 2 * model.seen)
+
+
+@pytest.mark.zoo
+@pytest.mark.skipif(inductor.missing("cpu") is not None, reason="no C++ compiler")
+@pytest.mark.parametrize("partition", [None, "min_cut"])
+def test_inductor_runs_it(partition: str | None) -> None:
+    """Its ops are taken apart as Inductor wishes: nothing runs op by op, which would be a warning."""
+    model, exported, x = made(partition=partition)
+    running = exported.compile("inductor")
+    loss, _ = model(x)
+    loss.backward()
+    found = running(x)
+    torch.testing.assert_close(found.output[0], loss.detach())
+    torch.testing.assert_close(found.gradients["linear.weight"], model.linear.weight.grad)
+    torch.testing.assert_close(exported.state["seen"], model.seen)

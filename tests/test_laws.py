@@ -25,6 +25,7 @@ AFTER_LOWER = (
     "joint",
     "facts",
     "partition",
+    "codec",
     "backends",
     "emit",
     "conventions",
@@ -61,7 +62,7 @@ def test_packages_import_each_other_in_one_direction() -> None:
         order += free
         left = {own: others for own, others in left.items() if own not in free}
     assert order.index("torchlayer") < order.index("program") < order.index("recording")
-    assert order.index("runtime") < order.index("pipeline") < order.index("api")
+    assert order.index("runtime") < order.index("pipeline") < order.index("export") < order.index("api")
 
 
 def test_nothing_after_lowering_imports_the_recording() -> None:
@@ -71,7 +72,7 @@ def test_nothing_after_lowering_imports_the_recording() -> None:
 
 def test_nothing_after_lowering_knows_the_walk() -> None:
     found = imports()
-    above = {"pipeline", "frontends", "api", "compat"}
+    above = {"pipeline", "frontends", "export", "api", "compat"}
     assert {own: found[own] & above for own in AFTER_LOWER if found[own] & above} == {}
 
 

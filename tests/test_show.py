@@ -10,15 +10,13 @@ from torch import nn
 
 import aheadgrad
 from aheadgrad.__main__ import main
-from aheadgrad.export.file import write
-from aheadgrad.partition.split import split
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
-    parts = split(aheadgrad.capture(model, torch.randn(2, 3)).joint)
-    write(tmp_path / "model.ag", parts, dict(model.named_parameters()))
+    exported = aheadgrad.export(model, (torch.randn(2, 3),), tangents=True, partition="default")
+    exported.save(tmp_path / "model.ag")
     return tmp_path / "model.ag"
 
 
@@ -26,7 +24,7 @@ def test_a_file_is_printed(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["show", str(file)]) == 0
     text = capsys.readouterr().out
     assert "2 tensors of 64 bytes" in text
-    assert "0.weight: float32[4, 3]" in text
+    assert "parameter  0.weight: f32[4, 3]" in text
     assert "= aten.tanh.default(addmm)" in text
     assert "backward program" in text
     assert "tanh: f32[2, 4], 32 bytes, used by tanh_backward  # test_show.py:" in text

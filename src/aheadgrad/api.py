@@ -42,6 +42,7 @@ def compile(
     backward_autocast: Any = "eager",
     any_order: bool = True,
     max_entries: int = 8,
+    cache: Any = False,
 ) -> Any:
     """Compiles a function or module ahead of time, forward and backward together.
 
@@ -62,6 +63,8 @@ def compile(
     `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
     (False), or those that change from one entry to the next (None). `max_entries` limits how many
     kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
+
+    `cache=True`, or the path of a directory, keeps compiled entries for other processes (docs/cache.md).
     """
     if not isinstance(decompositions, Mapping | None):
         raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
@@ -80,6 +83,7 @@ def compile(
         backward_autocast=backward_autocast,
         any_order=any_order,
         max_entries=max_entries,
+        cache=cache,
     )
     find_backend(backend, mode)
     return _compile(fn, options) if fn is not None else lambda f: _compile(f, options)

@@ -104,6 +104,10 @@ class RecompileWarning(UserWarning):
     """A compiled callable has reached its limit of entries; the message says what keeps changing."""
 
 
+class CacheWarning(UserWarning):
+    """Something in a cache directory cannot be used; the message says what is done instead."""
+
+
 class InvalidProgram(AheadgradError, AssertionError):
     """A program broke one of its own rules: a bug in aheadgrad or in a custom partitioner."""
 

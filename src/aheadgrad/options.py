@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
@@ -51,7 +52,8 @@ class Options:
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
     a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
     Backends say how many `layouts` of tangents a backward is compiled for, and whether a random op
-    `replays` what it drew (`backends.contract.Wants`).
+    `replays` what it drew (`backends.contract.Wants`). `cache` is True, or the directory that entries are
+    kept in (docs/cache.md).
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
@@ -70,6 +72,7 @@ class Options:
     one_node: bool = False
     any_order: bool = True
     max_entries: int = 8
+    cache: Any = False
     layouts: int = 8
     replays: bool = True
 
@@ -90,6 +93,8 @@ class Options:
             )
         if type(self.max_entries) is not int or self.max_entries < 1:
             raise InvalidOption(f"max_entries={self.max_entries!r}: choose a whole number from 1 on.")
+        if not isinstance(self.cache, bool | str | PathLike):
+            raise InvalidOption(f"cache={self.cache!r}: choose True, False or the path of a directory.")
         if not (self.dynamic is None or isinstance(self.dynamic, bool)):
             raise InvalidOption(f"dynamic={self.dynamic!r}: choose True, False or None.")
 

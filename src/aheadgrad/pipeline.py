@@ -14,15 +14,19 @@ was not compiled for (`Steps`): another pattern of tangents, the next order, oth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Compiler, settled
+from aheadgrad.cache.remembered import Remembered
+from aheadgrad.cache.visit import Visit
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
+    CaptureError,
     FallbackError,
     HigherOrderError,
     InvalidProgram,
@@ -37,6 +41,7 @@ from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
+from aheadgrad.program.collection import no_collection
 from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import opened
@@ -61,42 +66,68 @@ from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
 
 
-def run(call: Call, options: Options) -> Entry:
-    """From a call to a compiled entry."""
+def run(call: Call, options: Options, visit: Visit | None = None) -> Entry:
+    """From a call to a compiled entry; `visit` if there is a cache."""
     journal = Journal()
-    options = settled(options, _device(call))
+    options = settled(options, device_of(call))
     with RECORDING:
-        recording, joint = record(call, options, journal)
+        if visit is not None:
+            with no_collection():
+                with journal.stage("cache"):
+                    found = visit.find(options)
+                if found is not None:
+                    return _entry(found.recording, found.joint, options, journal, found.split, found.door)
+        with nullcontext() if visit is None else visit.watching():
+            recording, joint = record(call, options, journal)
         try:
-            return compiled(recording, joint, options, journal)
+            return compiled(recording, joint, options, journal, visit)
         except BaseException as error:
             recording.release()
             let_go_of_locals(error)
             raise
 
 
-def _device(call: Call) -> str:
+def device_of(call: Call) -> str:
     """The kind of device that a call is about."""
     kinds = {t.device.type for _, t in call.inputs}
     return next(iter(kinds - {"cpu"}), "cpu")
 
 
-def compiled(recording: Recording, joint: Joint, options: Options, journal: Journal) -> Entry:
+def compiled(
+    recording: Recording, joint: Joint, options: Options, journal: Journal, visit: Visit | None = None
+) -> Entry:
     """From a recording to a compiled entry."""
-    mode = recording.session.mode
-    with journal.stage("split"):
-        parts = split(joint, mode)
-    with journal.stage("compile"):
-        compiler = Compiler(options, mode, journal)
-        executables = _compile(joint, parts, compiler)
-    with journal.stage("assemble"):
-        steps = Steps(joint, LiveDoor(recording), compiler)
-        spec, write = recording.forward.out_spec, recording.call.returns
-        returns = None if write is None else lambda texts, names: write(spec, texts, names)
-        entry = make_entry(joint, parts, executables, journal, steps, recording, returns)
+    kept = None if visit is None else visit.same_program(recording, joint)
+    if kept is None:
+        with journal.stage("split"):
+            parts = split(joint, recording.session.mode)
+    else:
+        joint, parts = kept
+    entry = _entry(recording, joint, options, journal, parts, LiveDoor(recording))
     with journal.stage("rehearse"):
         rehearse(joint, [e.real for e in recording.session.entrances])
+    if visit is not None:
+        with journal.stage("cache"):
+            visit.keep(recording, joint, parts)
     return entry
+
+
+def _entry(
+    recording: Recording | Remembered,
+    joint: Joint,
+    options: Options,
+    journal: Journal,
+    parts: Split,
+    door: Door,
+) -> Entry:
+    with journal.stage("compile"):
+        compiler = Compiler(options, recording.session.mode, journal)
+        executables = _compile(joint, parts, compiler)
+    with journal.stage("assemble"):
+        steps = Steps(joint, door, compiler)
+        spec, write = recording.forward.out_spec, recording.call.returns
+        returns = None if write is None else lambda texts, names: write(spec, texts, names)
+        return make_entry(joint, parts, executables, journal, steps, recording, returns)
 
 
 def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, Joint]:
@@ -114,6 +145,11 @@ def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, J
             except NeedsNumbers as error:
                 if call.symbols.optional:
                     raise  # the front end has other symbols to try
+                if call.whole:
+                    raise CaptureError(
+                        "The function computes with a number that it reads off a tensor in a way that a "
+                        f"program cannot repeat exactly: {error}. Compute with tensors instead."
+                    ) from error
                 raise FallbackError(f"a size that values decide is no plain number: {error}") from error
 
 

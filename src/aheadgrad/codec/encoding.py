@@ -293,7 +293,9 @@ def _other(writer: _Writer, value: Any) -> Any:
     name = reshape_name(value)
     if name is not None:
         return ["reshape", name]
-    raise _Unwritable(f"A {type(value).__module__}.{type(value).__qualname__} ({str(value)[:80]})")
+    text = str(value)[:80]
+    shown = f" ({text})" if " at 0x" not in text else ""
+    raise _Unwritable(f"A {type(value).__module__}.{type(value).__qualname__}{shown}")
 
 
 def _class(kind: type) -> Any:

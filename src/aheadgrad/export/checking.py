@@ -32,7 +32,8 @@ def check_export(stages: Any, state: Mapping[str, Tensor]) -> tuple[Stage, ...]:
     _need(not stages[-1].signature.made or len(stages) == 1, "makes state in later calls")
     for stage in stages:
         for h in stage.signature.held:
-            _need(h.name in state or h.name in made, f"lacks the tensor {h.name}")
+            later = h.name in made and h.kind == "state"
+            _need(h.name in state or later, f"lacks the tensor {h.name}")
     return tuple(stages)
 
 
@@ -74,6 +75,8 @@ class _Checking:
         self._facts(s)
 
     def _looks(self, t: Tensor, held: Any) -> None:
+        able = t.is_floating_point() or t.is_complex()
+        _need(able or not held.requires_grad, f"has a gradient of {held.name}, which is of whole numbers")
         if held.form is not None:
             _need(held.form.parts(t) is not None, f"holds something else than {held.name}")
         else:

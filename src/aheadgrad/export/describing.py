@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.export.matching import storage_of
 from aheadgrad.export.programs import Constants
 from aheadgrad.export.recorded import Recorded
 from aheadgrad.export.shapes import conditions_of, sizes_of
@@ -82,6 +83,7 @@ class Describing:
             facts=joint.facts,
             sizes=sizes_of(joint, self.inputs),
             conditions=conditions_of(found.recording),
+            exact_memory=found.recording.depends_on_offsets,
         )
 
     def _held(self) -> list[Held]:
@@ -120,18 +122,20 @@ class Describing:
     def _arguments(self) -> tuple[Argument, ...]:
         flat, known = self.found.flat, {id(h.tensor): Place("held", h.name) for h in self.found.tensors}
         entered = dict(zip(self.inputs, self.joint.entrances, strict=True))
+        storages: dict[Any, int] = {}
         found = []
         for k, (leaf, path) in enumerate(zip(flat.leaves, flat.paths, strict=True)):
             if not isinstance(leaf, Tensor):
-                found.append(Argument(path, value=leaf))
+                found.append(Argument(path, k, value=leaf))
                 continue
+            memory = storages.setdefault(storage_of(leaf), k)
             before = known.setdefault(id(leaf), Place("argument", k))
             same = None if before == Place("argument", k) else before
             entrance = entered.get(Place("argument", k))
             seen = None if entrance is None else _type(entrance.value)
             form = form_of(leaf) if is_foreign(leaf) else None
             look = None if form is not None else seen or type_of(leaf)
-            found.append(Argument(path, look, leaf.requires_grad, form, same_as=same))
+            found.append(Argument(path, memory, look, leaf.requires_grad, form, same_as=same))
         return tuple(found)
 
     def _backward(self, g: Gradients) -> Backward:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.file import read, write
@@ -17,6 +17,7 @@ from aheadgrad.export.runner import Step
 from aheadgrad.export.running import Running
 from aheadgrad.export.signature import CallSignature, Stage
 from aheadgrad.program.program import Program
+from aheadgrad.torchlayer.dispatch import is_random
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,11 @@ class Exported:
         """What an optimizer would be given, by name."""
         return {name: self.state[name] for name in self.signature.parameters}
 
+    @property
+    def random_ops(self) -> tuple[str, ...]:
+        """The ops that draw random numbers, from torch's own generators."""
+        return tuple(op.name for program in self.programs for op in program.ops if is_random(op.target))
+
     # ---- running ------------------------------------------------------------------------------
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +84,8 @@ class Exported:
         return Running(self.stages, self.state)
 
     def compile(self, backend: Any = "default") -> Running:
-        """The same, through a backend: called as the original, with `.backward` and `.call` as here."""
+        """The same, through a backend: called as the original, with `.backward` and `.call` as here.
+        Without one (None) it runs op by op, as `run` does."""
         return Running(self.stages, self.state, backend)
 
     # ---- files --------------------------------------------------------------------------------
@@ -91,7 +98,10 @@ class Exported:
     def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:
         """Reads what `save` wrote: `aheadgrad.load`."""
         stages, state = read(path, trust=trust, here=here)
-        return Exported(check_export(stages, state), state)
+        stages = check_export(stages, state)
+        for held in (h for stage in stages for h in stage.signature.held if h.kind == "parameter"):
+            state[held.name] = nn.Parameter(state[held.name].detach(), held.requires_grad)
+        return Exported(stages, state)
 
     # ---- graphs -------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ def read(
 
     `trust` names namespaces of custom ops that it may use. Without `here` tensors stay on the CPU.
     """
+    if Path(path).exists() and not Path(path).is_file():
+        raise ArtifactError(f"{Path(path).name} is no file.")
     return unpacked(Path(path).read_bytes(), trust=trust, here=here)
 
 

@@ -22,6 +22,7 @@ from aheadgrad.frontends import state
 from aheadgrad.program.slots import Buffer, ClosedOver, Parameter, Slot
 
 _DEEP = 4  # containers and objects inside of each other
+_WIDE = 256  # parts of one; what is not found by name is found when it is used, and has a number
 _OPAQUE = (str, bytes, int, float, complex, type(None), type, ModuleType, BuiltinFunctionType)
 See = Callable[[Any], Any]
 
@@ -142,6 +143,8 @@ class _Finding:
         if isinstance(value, _OPAQUE) or depth > _DEEP or id(value) in self._seen:
             return
         self._seen[id(value)] = value
+        if isinstance(value, list | tuple | dict) and len(value) > _WIDE:
+            return
         if isinstance(value, nn.Module):
             self.modules.append((path, value))
         elif isinstance(value, Optimizer):

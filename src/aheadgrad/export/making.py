@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aheadgrad.errors import CaptureError, InvalidOption
+from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.programs import Constants, with_names, with_one
@@ -50,16 +50,16 @@ def export(
     flat = flatten(*given, parameter_names(fn))
     wants = loss is not None or partition is not None or tangents
     symbols = symbols_for(flat, dynamic_shapes)
-    with RECORDING:
-        recorder = Recorder(fn, flat, forward_only=not wants, symbols=symbols, decompositions=decompositions)
-        making = _Making(recorder, given, loss, partition, wants)
-        stages = [making.stage()]
-        if making.found.left.states:
-            recorder.stand_in(making.found)
-            stages.append(making.stage())
-            if making.found.left.states:
-                raise CaptureError("An optimizer makes new state at its second step, too.")
-        return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
+    try:
+        with RECORDING:
+            recorder = Recorder(
+                fn, flat, forward_only=not wants, symbols=symbols, decompositions=decompositions
+            )
+            making = _Making(recorder, given, loss, partition, wants)
+            stages = making.stages()
+            return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
+    except FallbackError as error:
+        raise CaptureError(f"This call cannot be exported: {error.reason}.") from error
 
 
 def _with_sizes(stage: Stage, flat: Flat, asked: Any) -> Stage:
@@ -81,9 +81,19 @@ class _Making:
         self.tensors: dict[str, Tensor] = {}
         self.made: set[str] = set()
 
+    def stages(self) -> list[Stage]:
+        """One; or two, where the first call makes state that later ones find."""
+        stages = [self.stage()]
+        if self.found.left.states:
+            self.recorder.stand_in(self.found)
+            stages.append(self.stage())
+            if self.found.left.states:
+                raise CaptureError("An optimizer makes new state at its second step, too.")
+        return stages
+
     def stage(self) -> Stage:
-        self.found = found = self.recorder.record()
-        loss = None if self.asked is None else loss_index(self.asked, found.left.returns)
+        self.found = self.recorder.record()
+        loss = None if self.asked is None else loss_index(self.asked, self.found.left.returns)
         joint, programs = self._programs(loss)
         describing = Describing(self.found, joint, loss, self.asks)
         programs[0] = describing.without_unused(programs[0])
@@ -92,7 +102,7 @@ class _Making:
         self.made |= {name for name, _ in signature.made}
         for name, t in describing.tensors.items():
             self.tensors.setdefault(name, t)
-        found.recording.release()
+        self.found.recording.release()
         return Stage(tuple(p for p, _ in lifted), signature)
 
     def _programs(self, loss: int | None) -> tuple[Joint, list[Program]]:
@@ -113,6 +123,7 @@ class _Making:
         made = of_loss(self.found, UserOutput(loss))
         if made is None:  # it may be a view, which has no tangent of its own
             self.recorder.copied = loss
+            self.found.recording.release()
             self.found = self.recorder.record()
             made = of_loss(self.found, UserOutput(self.found.left.outputs))
         if made is None:

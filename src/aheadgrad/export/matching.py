@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.export.signature import Argument, CallSignature, Place
 from aheadgrad.export.trees import Tree, tree_of
 from aheadgrad.program.values import TensorType
+from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.symbols import Number
 
@@ -38,6 +40,7 @@ def match(
             continue
         _check(leaf, argument, sizes)
         _check_identity(k, leaves, signature, state)
+    _check_memory(signature, leaves, lambda n: number(n, sizes) if type(n) is Number else n)
     for symbol, n in sizes.items():
         if n < _SMALLEST:
             raise UnsupportedInput(f"The size {symbol} is {n}; sizes that may be any begin at {_SMALLEST}.")
@@ -96,6 +99,35 @@ def _fits(shape: tuple[int, ...], expected: TensorType, sizes: dict[str, Any]) -
         elif n != known:
             return False
     return True
+
+
+def storage_of(t: Tensor) -> Any:
+    """Tells the memory of tensors apart; subclasses have none of their own."""
+    return id(t) if is_foreign(t) or t.layout is not torch.strided else storage_key(t)
+
+
+def _check_memory(signature: CallSignature, leaves: list[Any], size: Callable[[Any], Any]) -> None:
+    """Where the program changes arguments, or counts on where they lie, they lie as they did."""
+    exact = signature.exact_memory
+    if not exact and all(f.untouched for f in signature.facts.inputs):
+        return
+    first: dict[Any, int] = {}
+    for k, (leaf, argument) in enumerate(zip(leaves, signature.arguments, strict=True)):
+        if not argument.is_tensor:
+            continue
+        memory = first.setdefault(storage_of(leaf), k)
+        if memory != argument.memory:
+            one, other = argument.path, signature.arguments[min(memory, argument.memory)].path
+            now = "share memory, and did not" if memory < argument.memory else "do not share memory, and did"
+            raise UnsupportedInput(f"{one} and {other} {now} when this was exported.")
+        if exact and argument.type is not None:
+            t = argument.type
+            known = tuple(map(size, t.stride)), size(t.offset)
+            if (leaf.stride(), leaf.storage_offset()) != known:
+                raise UnsupportedInput(
+                    f"{argument.path} has strides {leaf.stride()} and offset {leaf.storage_offset()}; this "
+                    f"export holds for strides {known[0]} and offset {known[1]} only."
+                )
 
 
 def _check_identity(k: int, leaves: list[Any], signature: CallSignature, state: Mapping[str, Tensor]) -> None:

@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
+from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
 from aheadgrad.export.holding import HeldTensor, Holding
 from aheadgrad.export.optimizers import Key
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
 from aheadgrad.frontends.function import Flat, make_call
-from aheadgrad.frontends.plain import SIMPLE
 from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
@@ -30,6 +29,7 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.recording.door import LiveDoor
+from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer.autograd import base_of
@@ -67,9 +67,7 @@ class Recorded:
         exits = (e.value for e in self.joint.leaving if e.slot == UserOutput(index))
         value = next(exits)
         if type(value) is not Value:
-            raise CaptureError(
-                "an optimizer keeps tensor subclasses in its state, which is not known how to do"
-            )
+            raise CaptureError("An optimizer keeps tensor subclasses in its state, which cannot be exported.")
         return value.type
 
 
@@ -91,33 +89,32 @@ class Recorder:
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self.copied: int | None = None  # the flat output that leaves once more as a copy
-        self.told = False  # is the function told that it is being exported?
+        self.knows_grads = False  # is it known which gradients the function adds to?
 
     def record(self) -> Recorded:
         """With gradients in place of those that the function leaves, if it may add to them."""
         found = self._first()
-        if not found.left.graded or self.holding.grads:
+        if self.knows_grads or not found.left.graded:
             return found
+        self.knows_grads = True
         held = {id(h.tensor): h.tensor for h in found.tensors}
-        self.holding.grads = {key: _zeros(held[key]) for key in found.left.graded}
+        grads = self.holding.grads = {key: _zeros(held[key]) for key in found.left.graded}
         again = self._record()
-        kept = again.left.graded & _uses(again, self.holding.grads)
-        if kept != set(self.holding.grads):
-            self.holding.grads = {key: g for key, g in self.holding.grads.items() if key in kept}
-            again = self._record()
-        return again
+        kept = again.left.graded & _uses(again, grads)
+        self.holding.grads = {key: g for key, g in grads.items() if key in kept}
+        if kept == set(grads):
+            found, again = again, found
+        again.recording.release()
+        if not kept or kept == set(grads):
+            return found
+        found.recording.release()
+        return self._record()
 
     def _first(self) -> Recorded:
-        """A function that decides by values may do without when it is told of the export, as by torch's;
-        one that changes an attribute may do so at its first call only."""
+        """A function that changes an attribute may do so at its first call only."""
         before = self.holding.state
         try:
             return self._record()
-        except DataDependentError:
-            if self.told:
-                raise
-            self.told = True
-            return self._first()
         except FallbackError as error:
             if not error.once:
                 raise
@@ -140,17 +137,19 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
-            with told_of_export(told=self.told):
+            with told_of_export(told=True):
                 result = self.fn(*args, **kwargs)
             see = sees[0]
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             now = holding.state.look(originals)
             if now.found != look.found:
                 raise changed(look.differences(now)[0][0])
+            holding.state.put_back()  # lists of parameters that a module keeps beside them
             return self._results(result, see, tensors, left)
 
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)
-        call.whole, call.forward_only, call.symbols = True, self.forward_only, self.symbols
+        call.whole = call.watched = True
+        call.forward_only, call.symbols = self.forward_only, self.symbols
         recording, joint = pipeline.record(call, self.options, Journal())
         session = recording.session
         reals = [e.real for e in session.entrances] + [m.real for m in session.members]
@@ -184,7 +183,7 @@ class Recorder:
     def stand_in(self, found: Recorded) -> None:
         """From now on, the state that optimizers have made is there."""
         for j, (k, key, _) in enumerate(found.left.states):
-            t = found.output(found.left.outputs + j)
+            t = found.output(found.left.outputs + (self.copied is not None) + j)
             like = torch.zeros((), dtype=t.dtype, device=t.device)
             made = torch.empty_strided(t.size, t.stride, dtype=t.dtype, device=t.device).copy_(like)
             self.holding.optimizers[k].made[key] = made

@@ -21,7 +21,7 @@ from torch import Tensor
 from aheadgrad.backends.eager import laid_out
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.interpreter import Call, Interpreter
-from aheadgrad.export.matching import match
+from aheadgrad.export.matching import match, storage_of
 from aheadgrad.export.sharing import Sharing, Size, update
 from aheadgrad.export.signature import Backward, CallSignature, Place
 from aheadgrad.export.trees import build as build_tree
@@ -30,8 +30,8 @@ from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
-from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.subclasses import build, parts_of
+from aheadgrad.torchlayer.symbols import Number
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,18 +66,30 @@ class Runner:
         self._count(tangents)
         with torch.no_grad(), autocast_as(None):  # casts are in the programs
             inputs = [places[signature.inputs[i]] for i in signature.taken]
-            given = [p.detach() for t in inputs for p in parts_of(t)]
+            size = self._sizes(leaves)
+            given = self._given([p.detach() for t in inputs for p in parts_of(t)], size)
             if signature.kind == "joint":
                 given += self._tangents(signature.backwards, None, tangents)
             results = self.calls[0](given + self._constants(0))
             leaving, rest = self._leaving(results)
             gradients = self._gradients(leaving, rest, tangents)
-            size = self._sizes(leaves)
             self._update(places, leaving, gradients, size)
             outputs = Sharing(signature, places, leaving, size).outputs()
+        if signature.facts.grad_mode_after is not None:
+            torch.set_grad_enabled(signature.facts.grad_mode_after)
         for name, position in signature.made:
             self.state[name] = leaving[position]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)
+
+    def _given(self, tensors: list[Tensor], size: Size) -> list[Tensor]:
+        """In the layout that the program was recorded for."""
+        if self.signature.exact_memory:
+            return tensors
+        found = []
+        for t, port in zip(tensors, self.programs[0].inputs, strict=False):
+            stride = tuple(size(n) if type(n) is Number else n for n in port.value.type.stride)
+            found.append(t if t.stride() == stride else laid_out(t, stride))
+        return found
 
     def _constants(self, k: int) -> list[Tensor]:
         return [self.state[name] for name in self.signature.constants[k]]
@@ -100,9 +112,9 @@ class Runner:
         signature = self.signature
         new, old = dict(signature.updates), dict(signature.old_memory)
         changed = [f for f in signature.facts.inputs if not f.untouched]
-        memory = {storage_key(p) for f in changed for p in parts_of(places[signature.place(f.index)])}
+        memory = {storage_of(p) for f in changed for p in parts_of(places[signature.place(f.index)])}
         for name, g in gradients.items():
-            if g is not None and any(storage_key(p) in memory for p in parts_of(g)):
+            if g is not None and any(storage_of(p) in memory for p in parts_of(g)):
                 gradients[name] = g.clone()
         for fact in changed:
             adopted = None if fact.adopts is None else places[signature.place(fact.adopts)]

@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aheadgrad.backends.registry import Compiler, settled
-from aheadgrad.export.interpreter import Call
+from aheadgrad.export.lowering import compiled
 from aheadgrad.export.matching import leaves_of
 from aheadgrad.export.runner import Reached, Runner, Step
 from aheadgrad.export.signature import Stage
-from aheadgrad.options import Options
-from aheadgrad.report.journal import Journal
-from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import is_foreign
 
 
@@ -24,7 +20,10 @@ class Running:
 
     def __init__(self, stages: Sequence[Stage], state: dict[str, Tensor], backend: Any = None) -> None:
         self.stages, self.state = stages, state
-        self._runners = [Runner(s.programs, s.signature, state, _compiled(s, backend)) for s in stages]
+        self._runners = [
+            Runner(s.programs, s.signature, state, None if backend is None else compiled(s, backend))
+            for s in stages
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = self.call(args, kwargs)
@@ -45,11 +44,18 @@ class Running:
         runner = self._runner(args, kwargs)
         step = runner(args, kwargs)
         places = Reached(leaves_of(args, kwargs, runner.signature), self.state)
-        for backward in runner.signature.backwards:
-            for g in backward.gradients:
-                grad = step.gradients[g.name]
-                if g.place is not None and grad is not None:
-                    accumulate(places[g.place], grad)
+        further: dict[int, tuple[Tensor, Tensor]] = {}
+        for g in {g.name: g for b in runner.signature.backwards for g in b.gradients}.values():
+            grad = step.gradients[g.name]
+            if g.place is None or grad is None:
+                continue
+            t = places[g.place]
+            if t.is_leaf:
+                accumulate(t, grad)
+            else:
+                further[id(t)] = t, grad
+        if further:  # arguments with a history: on to where they come from
+            torch.autograd.backward([t for t, _ in further.values()], [g for _, g in further.values()])
         return step.output
 
 
@@ -58,17 +64,7 @@ def accumulate(t: Tensor, grad: Tensor) -> None:
     with torch.no_grad():
         if t.grad is not None:
             t.grad += grad
-        elif is_foreign(grad):
+        elif is_foreign(grad) or grad.layout is not torch.strided:
             t.grad = grad.clone()
         else:
             t.grad = torch.empty_like(t, requires_grad=False).copy_(grad)
-
-
-def _compiled(stage: Stage, backend: Any) -> list[Call] | None:
-    if backend is None:
-        return None
-    device = next((h.type.device.type for h in stage.signature.held if h.type is not None), "cpu")
-    options = settled(Options(backend=backend), device)
-    with RECORDING:
-        compiler = Compiler(options, None, Journal())
-        return [compiler.compile(p).call for p in stage.programs]

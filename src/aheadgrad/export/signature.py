@@ -47,9 +47,10 @@ class Held:
 @dataclass(frozen=True)
 class Argument:
     """One of the flat arguments. What is no tensor must be `value` again; `same_as` is an argument before it,
-    or a held tensor, that it must be."""
+    or a held tensor, that it must be; `memory` is the first argument whose memory it lies in."""
 
     path: str
+    memory: int
     type: TensorType | None = None
     requires_grad: bool = False
     form: Form | None = None
@@ -119,7 +120,8 @@ class CallSignature:
     `leaving` are the results, in order; `updates` and `old_memory` tell which input, by index, has which of
     them as its new value, and as what its former memory holds; `made` are held tensors that results become.
     `facts` tell how results and updates share memory. `outputs` are the paths of what the function returns,
-    and `loss` the number of the one that gradients are of.
+    and `loss` the number of the one that gradients are of. `exact_memory`: strides and offsets of arguments
+    have to be as they were; otherwise they may be any.
     """
 
     kind: str
@@ -141,6 +143,7 @@ class CallSignature:
     facts: Facts
     sizes: tuple[Size, ...] = ()
     conditions: tuple[Any, ...] = ()
+    exact_memory: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:

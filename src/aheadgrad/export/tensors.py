@@ -36,7 +36,7 @@ def store(tensors: Sequence[Tensor], names: Mapping[int, str]) -> tuple[bytes, l
         (first, *others) = places
         t, name = tensors[first], names.get(first, f"constant {first}")
         if not others and t.is_contiguous() and _name(t.dtype) in _KNOWN:
-            stored[name] = t.detach().cpu().clone()
+            stored[name] = t.detach().cpu()
             rows[first] = [name, *_about(t), list(t.size()), None, None]
             continue
         name = f"memory {first}"
@@ -77,7 +77,7 @@ def _bytes_of(tensors: list[Tensor]) -> tuple[Tensor, int]:
     storage, length = tensors[0].untyped_storage(), max(0, max(ends) - start)
     held = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
     held.set_(storage, start, (length,), (1,))
-    return held.cpu().clone(), start
+    return held.cpu(), start
 
 
 def restore(data: bytes, rows: Any, *, here: bool = True) -> list[Tensor]:

@@ -19,6 +19,7 @@ from aheadgrad.facts.facts import (
 )
 from aheadgrad.program.show import dtype_text
 from aheadgrad.program.values import TensorType
+from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.subclasses import Form
 
 _KINDS = ("parameter", "buffer", "tensor", "state", "gradient", "constant")
@@ -30,6 +31,9 @@ def text(stages: tuple[Stage, ...]) -> str:
         if len(stages) > 1:
             lines += ["", "==== the first call" if k == 0 else "==== later calls"]
         lines += signature_lines(stage.signature)
+        for program in stage.programs:
+            drawn = [op.name for op in program.ops if is_random(op.target)]
+            lines += [f"  random     drawn by {', '.join(drawn)}"] if drawn else []
         for program in stage.programs:
             lines += ["", str(program)]
     return "\n".join(lines).strip()

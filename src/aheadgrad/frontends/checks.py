@@ -17,9 +17,9 @@ from torch import Tensor
 from aheadgrad.emit.script import Script
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.frontends.misses import Reason, tensor_reason
-from aheadgrad.frontends.plain import SIMPLE, Same, describe, freeze, frozen
 from aheadgrad.frontends.state import Place
 from aheadgrad.recording.entry_assumptions import Memory
+from aheadgrad.recording.plain import SIMPLE, Same, describe, freeze, frozen
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of

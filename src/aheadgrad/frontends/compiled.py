@@ -141,7 +141,12 @@ class CompiledFunction:
 
 
 class Described:
-    """An entry that prints as one line; `call` runs it after a check, `source` is the code of both."""
+    """An entry that prints as one line; `call` runs it after a check, `source` is the code of both.
+
+    `not_kept`: why it had to be made, though there is a cache.
+    """
+
+    not_kept = ""
 
     def __init__(self, entry: Any, call: Callable[..., Any], check: str, name: str = "") -> None:
         self.entry, self.call, self.name = entry, call, name

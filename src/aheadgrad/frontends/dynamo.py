@@ -114,6 +114,9 @@ def compile_graph(
     if told is not None:
         entry.name = _place(gm) or told.name
         told.entries.append(entry)
+        if entry.not_kept:
+            told.misses.append(misses.NotKept.because(entry.name, entry.not_kept))
+            misses.tell(told.misses[-1])
     ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call

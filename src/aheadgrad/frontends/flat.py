@@ -18,6 +18,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
+from aheadgrad.cache.subjects import call_of_graph
+from aheadgrad.cache.visit import Visit
 from aheadgrad.emit.script import Script
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import Described
@@ -26,6 +28,7 @@ from aheadgrad.frontends.state import Place, holders, swapped
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.recording.forward import Call
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.dynamo import dynamos_mode, mark_dynamic, symbols_of
@@ -43,14 +46,26 @@ def compile_flat(
     places = holders(list(module.named_modules()))
     fn = invoke or module
     flat = flatten(tuple(args), {}, [])
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], partial(swapped, places), exact=False)
+    bare = replace(flat, leaves=[])
+
+    def call_with(leaves: list[Any]) -> Call:
+        held, around = [(p.slot, p.get()) for p in places], partial(swapped, places)
+        return make_call(fn, replace(bare, leaves=leaves), held, around, exact=False)
+
+    call = call_with(flat.leaves)
     graph = module.graph if isinstance(module, fx.GraphModule) else None
     call.symbols = symbols_of(args, graph)
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
-    entry = pipeline.run(call, options)
+    visit = None
+    if options.cache:
+        visit = Visit(call_of_graph(module, flat, call, call_with, pipeline.record), options)
+    entry = pipeline.run(call, options, visit)
     try:
-        return _FlatCheck(entry, places, args, TracedFunction(fn, options)).write(guarded=guarded)
+        otherwise = TracedFunction(fn, replace(options, cache=False))
+        made = _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
+        made.not_kept = "" if visit is None else visit.reason
+        return made
     finally:
         entry.captured.release()
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.frontends.plain import FIXED, SIMPLE, describe
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.recording.forward import Call, Scalar
+from aheadgrad.recording.plain import FIXED, SIMPLE, describe
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain

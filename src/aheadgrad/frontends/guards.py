@@ -18,10 +18,10 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
-from aheadgrad.frontends.plain import Same, freeze, frozen
 from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
 from aheadgrad.recording.containers import is_array, shares_memory
 from aheadgrad.recording.entry_assumptions import assumed_around, assumed_of_inputs
+from aheadgrad.recording.plain import Same, freeze, frozen
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dispatch_modes

@@ -50,6 +50,17 @@ class Miss:
         return "\n  ".join([head, *map(str, self.reasons)])
 
 
+class NotKept(Miss):
+    """A call that was recorded although there is a cache."""
+
+    @classmethod
+    def because(cls, function: str, reason: str) -> NotKept:
+        return cls(function, -1, (Reason(f"cache: {reason}"),))
+
+    def __str__(self) -> str:
+        return f"{self.function}: {self.reasons[0]}"
+
+
 def tensor_reason(guards: Any, paths: list[str], *tensors: Any) -> Reason:
     """How tensors differ from those that torch's guards were made for."""
     told = guards.check_verbose(*tensors, tensor_check_names=paths)
@@ -105,7 +116,7 @@ def explain(function: str, entries: Sequence[Any], args: Any, kwargs: Any) -> li
 
 def what_keeps_changing(misses: Sequence[Miss]) -> str:
     """The most frequent reasons, with what came."""
-    reasons = [miss.reasons[0] for miss in misses]
+    reasons = [miss.reasons[0] for miss in misses if type(miss) is Miss]
     told = []
     for what, _ in Counter(reason.what for reason in reasons).most_common(3):
         same = [reason for reason in reasons if reason.what == what]

@@ -24,10 +24,10 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
 from aheadgrad.frontends.misses import Reason, tensor_reason
-from aheadgrad.frontends.plain import describe, freeze
 from aheadgrad.program.slots import Buffer, Parameter
 from aheadgrad.recording.containers import Changing, insides, is_array
 from aheadgrad.recording.entry_assumptions import Memory
+from aheadgrad.recording.plain import describe, freeze
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks

@@ -11,23 +11,29 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aheadgrad import errors, pipeline
+from aheadgrad.cache.subjects import call_of_function
+from aheadgrad.cache.visit import Visit
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, is_transformed, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.plain import Same, freeze, frozen
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
+from aheadgrad.program.collection import no_collection
 from aheadgrad.recording.containers import Changing, insides
+from aheadgrad.recording.forward import Call
+from aheadgrad.recording.plain import Same, freeze, frozen
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
@@ -81,7 +87,8 @@ class TracedFunction(CompiledFunction):
                     out = call(args, kwargs)
                     if out is not MISS:
                         return out
-                made = self._make(args, kwargs, look)
+                with no_collection() if self.options.cache else nullcontext():
+                    made = self._make(args, kwargs, look)
                 if isinstance(made, Guarded):
                     return made.call(args, kwargs)
                 refused = made
@@ -120,6 +127,9 @@ class TracedFunction(CompiledFunction):
         making = Making(self._fn, self.name, flat, self.options, self._last_looks)
         try:
             made = making.run(args, kwargs, symbols)
+            if made.not_kept:
+                self.misses.append(misses.NotKept.because(self.name, made.not_kept))
+                misses.tell(self.misses[-1])
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
             making.settle()
@@ -208,7 +218,8 @@ class Making:
             if isinstance(value, Tensor) and id(value) in given:
                 raise FallbackError(f"argument {given[id(value)]} is the tensor {path}, which is closed over")
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
+    def call(self, symbols: Symbols | None = None) -> Call:
+        """What is to be recorded."""
         inputs = [(h.slot, h.get()) for h in self.state.holders]
         numbers = {} if symbols is None else symbols.numbers
         leaves = [numbers.get(i, leaf) for i, leaf in enumerate(self.flat.leaves)]
@@ -219,11 +230,21 @@ class Making:
         call.watched = True
         if symbols is not None:
             call.symbols = symbols
+        return call
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
+        call, visit = self.call(symbols), None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
-        entry = pipeline.run(call, options)
+        if options.cache:
+            again = partial(_making, self.fn, self.name, replace(self.flat, leaves=[]), self.options)
+            visit = Visit(call_of_function(self, call, again, pipeline.record), options)
+        entry = pipeline.run(call, options, visit)
         try:
+            numbers = {} if symbols is None else symbols.numbers
             writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
-            return writer.write(self.name, args, kwargs)
+            made = writer.write(self.name, args, kwargs)
+            made.not_kept = "" if visit is None else visit.reason
+            return made
         finally:
             entry.captured.release()
 
@@ -273,6 +294,10 @@ class Making:
         check_result(result, (args, kwargs), known)
         self.state.put_back()  # what stands for the same tensors as before may have been bound anew
         return result
+
+
+def _making(fn: Any, name: str, flat: Flat, options: Options, leaves: list[Any]) -> Making:
+    return Making(fn, name, replace(flat, leaves=leaves), options, [])
 
 
 def _random_states() -> tuple[Any, Any]:

@@ -230,7 +230,7 @@ def explained(error: Exception) -> Exception:
     ):
         what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
-            what = "a size that values decide, as that of x[mask]"
+            what = "a number or a size that values decide, as that of x[mask]"
         return DataDependentError(
             f"The function needs the value of a tensor to decide what to do: {what}.{where}\n"
             "While a function is recorded its tensors have no values. Instead:\n"

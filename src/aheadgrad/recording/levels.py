@@ -165,7 +165,8 @@ class _Levels:
 
     def _component(self, number: int, c: Component, *, saves: bool) -> values.Component:
         expected = tuple(frozen_numbers_in(self._expected(i)) for i in c.exits)
-        keeps = tuple(self._kept(c.nodes)) if self.keeps and c.targets else ()
+        kept = self._kept(c.nodes) if self.keeps and c.targets else ()
+        keeps = tuple(sorted(kept, key=lambda v: v.number))  # the same in every process
         saved: list[frozenset[int]] = []
         once: tuple[int, ...] = ()
         if saves:

@@ -102,14 +102,8 @@ class Lift(TorchFunctionMode):
                 return self.__torch_function__(func, types, args, kwargs)
         if self.session.recorder.asking or func is LIFT_FRESH:
             return func(*args, **kwargs)  # a subclass' own code; a new tensor that a mode hands on
-        if (
-            func in _USES_GRAD_FIELD
-            and not self.session.whole
-            and (func is not _GET_GRAD or self.session.is_leaf_input(args[0]))
-        ):
-            raise FallbackError(
-                f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
-            )
+        if func in _USES_GRAD_FIELD and not self.session.whole:
+            self._refuse_grad_field(func, args)
         if func in NEEDS_VALUE or (func is _ITEM and self.session.whole):
             return self._read(func, args, kwargs)
         if func in COPIES_MEMORY:
@@ -151,6 +145,13 @@ class Lift(TorchFunctionMode):
             out = ledger.originals(out)
         self.session.handed.make(out)
         return given if given is not None and out is args[0] else out
+
+    def _refuse_grad_field(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Before `backward()` and the like; the `.grad` of anything but a leaf from outside may be read."""
+        if func is not _GET_GRAD or self.session.is_leaf_input(args[0]):
+            raise FallbackError(
+                f"{_USES_GRAD_FIELD[func]} inside the function; torch.autograd.grad is recorded"
+            )
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A value leaves torch; known ones can."""

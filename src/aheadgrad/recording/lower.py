@@ -6,7 +6,7 @@ request records is added to what was lowered before, and keeps its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -63,6 +63,12 @@ class Lowering:
             if known is not None and known.number >= traced:
                 del self._values[id(t)]
         del self._traced[traced:]
+
+    def take_over(self, known: Mapping[int, Value], tape: Tape) -> None:
+        """Goes on with the values (by number) and the names of an equal tape, which was loaded."""
+        self._values = {key: known.get(v.number, v) for key, v in self._values.items()}
+        self.ops[:] = tape.ops
+        self.naming, self.copies = tape.naming, dict(tape.copies)
 
     def traced(self, value: Value) -> Tensor:
         """The traced tensor that a value stands for."""

@@ -127,7 +127,7 @@ class Session:
             return
         around: list[Any] = [python_dispatcher(on=True)] if self.sized else []
         if self.plain_numbers:
-            around += [shown_to(is_users), own_kernels()]
+            around += [shown_to(is_users, computed=self.whole), own_kernels()]
         for one in around:
             self._around.enter_context(one)
 

@@ -50,6 +50,11 @@ def is_static(t: Tensor) -> bool:
     return isinstance(t, torch.nn.Parameter | torch.nn.Buffer) or hasattr(t, "_dynamo_static_input_type")
 
 
+def mark_static(t: Tensor) -> None:
+    """Says so of a tensor that stands for such."""
+    vars(t)["_dynamo_static_input_type"] = "guarded"
+
+
 def symbols_of(args: Sequence[Any], graph: fx.Graph | None) -> Symbols:
     """The symbols behind the example inputs: their own, or those that Dynamo has given to them."""
     mode = mode_of(list(args))

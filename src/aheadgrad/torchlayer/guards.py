@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import sys
@@ -57,6 +58,31 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
     return check, text
 
 
+_DYNAMO = "torch._dynamo.guards"
+_OFTEN = 10_000
+
+
+def _by_versions(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any], bool], Any]:
+    """As `unchanged_check`, without Dynamo, which takes longer to load than many calls of this take.
+
+    Says no once Dynamo is there, so that the faster check is made; after many calls it is loaded for that.
+    """
+    version = torch._C._dynamo.guards.dict_version
+    empty = tuple(t for t in tables if not t)
+    known: list[Any] = []
+    count = itertools.count()
+
+    def check(tables: Any) -> bool:
+        now = tuple(map(version, tables)), any(empty)
+        if not known:
+            known.append(now)
+        if next(count) == _OFTEN:
+            importlib.import_module(_DYNAMO)
+        return now == known[0] and _DYNAMO not in sys.modules
+
+    return check, tables
+
+
 class _Watched:
     """Holds dictionaries for a check. The check refers weakly to it."""
 
@@ -73,6 +99,8 @@ def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any],
     Python tells it, and does not listen when an empty dictionary is filled by `update`. After a change the
     check says no for good.
     """
+    if _DYNAMO not in sys.modules:
+        return _by_versions(tables)
     from torch._dynamo.guards import GuardManagerType
 
     kind = GuardManagerType.GUARD_MANAGER

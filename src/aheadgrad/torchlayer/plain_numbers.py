@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import SymBool, SymFloat, SymInt, sym_float
 
 from aheadgrad.errors import NeedsNumbers
@@ -41,8 +42,10 @@ _undo: list[Callable[[], None]] = []
 
 
 @contextmanager
-def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
+def shown_to(is_users: Callable[[str], bool], *, computed: bool = False) -> Iterator[None]:
     """Inside, in this thread, symbolic numbers look plain to code in files of the user's.
+
+    `computed`: what sympy's expressions do in another order is computed step by step, by tensors.
 
     What cannot be so raises `NeedsNumbers`, once more at the end if the user's code caught it.
     """
@@ -53,12 +56,14 @@ def shown_to(is_users: Callable[[str], bool]) -> Iterator[None]:
         _install()
     _users += 1
     _active.is_users, _active.refused = functools.cache(is_users), None
+    told, _active.computed = getattr(_active, "computed", False), computed
     try:
         yield
         if _active.refused is not None:
             raise _active.refused
     finally:
         _active.is_users, _active.refused = before
+        _active.computed = told
         _users -= 1
         if not _users:
             while _undo:
@@ -87,7 +92,7 @@ def _install() -> None:
     for cls, name in _CONVERSIONS:
         _put(cls, name, _converted(getattr(cls, name)))
     for name in _EXACT:
-        _put(SymFloat, name, _exact(getattr(SymFloat, name)))
+        _put(SymFloat, name, _exact(getattr(SymFloat, name), name))
     for name in _FOR_SIZES:
         _put(SymFloat, name, _for_sizes(getattr(SymFloat, name)))
 
@@ -165,15 +170,21 @@ def _converted(original: Any) -> Any:
     return conversion
 
 
-def _exact(original: Any) -> Any:
+def _exact(original: Any, name: str) -> Any:
     """Sympy joins `(n * 0.1) * 3` to `n * 0.3`, which rounds another way."""
 
     @functools.wraps(original)
     def operation(self: Any, other: Any) -> Any:
         out = original(self, other)
-        if getattr(_active, "is_users", None) is not None and isinstance(out, SymFloat):
-            _check_order(out, self, other)
-        return out
+        if getattr(_active, "is_users", None) is None or not isinstance(out, SymFloat):
+            return out
+        if _in_order(out, self, other):
+            return out
+        if _active.computed:
+            number = torch.ones((), dtype=torch.float64, device="cpu").mul(self)
+            return getattr(number, name)(other).item()
+        _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
+        raise _active.refused
 
     return operation
 
@@ -199,12 +210,11 @@ def _may_be_odd(made: Any, operands: set[Any]) -> bool:
     return 0 in operands and not all(symbol.is_integer for symbol in made.free_symbols)
 
 
-def _check_order(out: Any, a: Any, b: Any) -> None:
+def _in_order(out: Any, a: Any, b: Any) -> bool:
+    """Does the expression compute what Python would, in this one step?"""
     operands = {expression(sym_float(v)) if is_symbolic(v) else float(v) for v in (a, b)}
     made = expression(out)
     if len(made.args) == 2 and all(part in operands or -part in operands for part in made.args):
-        return
-    if made.free_symbols and (made in operands or -made in operands) and not _may_be_odd(made, operands):
-        return  # one of them is 0 or 1
-    _active.refused = NeedsNumbers("a float that depends on sizes is computed in more than one step")
-    raise _active.refused
+        return True
+    one_is_0_or_1 = made.free_symbols and (made in operands or -made in operands)
+    return bool(one_is_0_or_1 and not _may_be_odd(made, operands))

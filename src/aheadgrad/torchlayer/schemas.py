@@ -102,8 +102,8 @@ def misfit(
 
 
 def _fits(kind: str, value: Any, is_tensor: IsTensor) -> bool:
-    if kind in ("Tensor", "number"):  # torch takes either for the other
-        return isinstance(value, _NUMBERS) or is_tensor(value)
+    if kind in ("Tensor", "number"):  # torch takes either for the other; derivatives take None for a tensor
+        return isinstance(value, _NUMBERS) or is_tensor(value) or (value is None and kind == "Tensor")
     inner = _inside(kind)
     if kind.startswith("Optional["):
         return value is None or _fits(inner, value, is_tensor)

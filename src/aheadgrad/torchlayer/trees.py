@@ -15,6 +15,8 @@ from torch.utils._pytree import (
     tree_map,
     tree_structure,
     tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
 )
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "is_size",
     "opener",
     "parts",
+    "spec_from",
+    "spec_text",
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_leaves",
@@ -63,3 +67,12 @@ def children(spec: Any) -> list[Any]:
     if hasattr(type(spec), "children"):
         return list(spec.children())
     return list(spec.children_specs)
+
+
+def spec_text(spec: Any) -> str:
+    """A spec as text that another process can read; raises for classes that nobody gave a name to."""
+    return treespec_dumps(spec)
+
+
+def spec_from(text: str) -> Any:
+    return treespec_loads(text)

@@ -1,0 +1,1 @@
+"""Compiled entries kept on disk, found again by other processes (docs/cache.md)."""

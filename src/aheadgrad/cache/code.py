@@ -1,0 +1,82 @@
+"""Code as text: whose it is, and a digest that tells whether it is the same in another process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sysconfig
+from types import CodeType
+
+import torch
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_PYTHON = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_NEEDS = ("numpy", "sympy", "mpmath", "networkx", "typing_extensions.py")  # torch runs these by itself
+_TORCH_NEEDS = tuple(os.path.join(os.path.dirname(_TORCH[:-1]), name) for name in _NEEDS)
+_known: dict[int, tuple[CodeType, str]] = {}  # by id; the code itself, so that the id stays its own
+_whose: dict[str, str] = {}
+
+
+def whose(filename: str) -> str:
+    """ "torch", "python" or "ours" for code that is the same as long as versions are; otherwise ""."""
+    known = _whose.get(filename)
+    if known is None:
+        known = _whose[filename] = _owner(filename)
+    return known
+
+
+def _owner(filename: str) -> str:
+    if filename.startswith((_TORCH, *_TORCH_NEEDS)):
+        return "torch"
+    if filename.startswith(_ROOT + "testing" + os.sep):
+        return ""
+    if filename.startswith((_ROOT, "<aheadgrad ")):
+        return "ours"
+    if filename.startswith("<frozen"):
+        return "python"
+    standard = filename.startswith(_PYTHON) and not any(part in filename for part in _INSTALLED)
+    return "python" if standard else ""
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def code_digest(code: CodeType) -> str:
+    """Everything in it: instructions, constants, names, lines."""
+    known = _known.get(id(code))
+    if known is not None:
+        return known[1]
+    constants = [
+        f"code {code_digest(c)}" if isinstance(c, CodeType) else _constant(c) for c in code.co_consts
+    ]
+    parts = [
+        code.co_code.hex(),
+        code.co_linetable.hex(),
+        code.co_exceptiontable.hex(),
+        *(str(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
+        *(str(part) for part in (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)),
+        *(str(part) for part in (code.co_flags, code.co_filename, code.co_firstlineno, code.co_qualname)),
+        *constants,
+    ]
+    made = digest("\0".join(parts))
+    _known[id(code)] = code, made
+    return made
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, frozenset):  # which has another order in each process
+        return f"frozenset {sorted(map(_constant, value))}"
+    if isinstance(value, tuple):
+        return (
+            f"tuple {[f'code {code_digest(v)}' if isinstance(v, CodeType) else _constant(v) for v in value]}"
+        )
+    return f"{type(value).__name__} {value!r}"
+
+
+def codes_in(code: CodeType) -> list[CodeType]:
+    """A code object, and those of what is defined inside."""
+    inside = [c for c in code.co_consts if isinstance(c, CodeType)]
+    return [code, *(found for c in inside for found in codes_in(c))]

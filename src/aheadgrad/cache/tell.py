@@ -1,0 +1,241 @@
+"""Python values as text that another process can compare: what a recording depended on, told completely.
+
+    teller = Teller()
+    teller.tell(value)        # the same text in another process means: the same value
+
+A function is its code, its defaults and what it closes over; an object its class and its attributes. Classes
+are told by name here and remembered (`classes`): `proof` compares what they hold. What has no such text
+(a lock, an iterator, an object of an extension) raises `Unprovable`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import os
+import re
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import cached_property, partial
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    GenericAlias,
+    MappingProxyType,
+    MethodDescriptorType,
+    MethodType,
+    ModuleType,
+    UnionType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from aheadgrad.cache.code import code_digest, codes_in, digest, whose
+from aheadgrad.recording.containers import is_array, is_too_large
+from aheadgrad.recording.plain import BY_TEXT, SIMPLE, Same
+from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+_BY_TEXT = {
+    *SIMPLE,
+    *BY_TEXT,
+    torch.layout,
+    torch.memory_format,
+    range,
+    EllipsisType,
+    GenericAlias,
+    UnionType,
+}
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_CONTAINERS = {*_SEQUENCES, dict, OrderedDict, defaultdict, object}  # of C, but nothing is hidden in them
+_BUILTINS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_OPS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
+_MOST = 50_000  # values, in one call's surroundings
+_LARGE = 1 << 16  # bytes of a tensor
+_MADE_BY_PYTHON = 1 << 9  # the flag of classes that are no part of the interpreter itself
+
+
+class Unprovable(Exception):
+    """Nothing can be said about whether this is the same in another process."""
+
+
+class Teller:
+    """Tells values; `known` has texts for objects that are checked elsewhere, by id.
+
+    `codes` has the globals of all code that was told, by its digest; `classes` are all classes by name.
+    """
+
+    def __init__(self, known: Mapping[int, str] | None = None) -> None:
+        self.known = known or {}
+        self.codes: dict[str, dict[str, Any]] = {}
+        self.classes: dict[str, type] = {}
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []
+
+    def tell(self, value: Any) -> str:
+        kind = type(value)
+        if kind in _BY_TEXT:
+            return f"{kind.__name__} {value!r}"
+        told = self.known.get(id(value))
+        if told is not None:
+            return told
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, ModuleType):
+            return f"module {value.__name__}"
+        number = self._numbers.get(id(value))
+        if number is not None:
+            return f"#{number}"
+        self._numbers[id(value)] = len(self._held)
+        self._held.append(value)  # the id stays its own
+        if len(self._held) > _MOST:
+            raise Unprovable("too many values to compare")
+        return self._tell(kind, value)
+
+    def _tell(self, kind: type, value: Any) -> str:
+        for kinds, tell in _WAYS:
+            if isinstance(value, kinds):
+                return tell(self, value)
+        if is_array(value):
+            if is_too_large(value):
+                raise Unprovable("a large numpy array")
+            return f"array {value.dtype} {value.shape} {digest(value.tobytes().hex())}"
+        if kind.__module__ == "typing":
+            return f"typing {value!r}"
+        return self._object(value)
+
+    def _class(self, value: type) -> str:
+        name = f"{value.__module__}.{value.__qualname__}"
+        if self.classes.setdefault(name, value) is not value:
+            raise Unprovable(f"two classes are called {name}")
+        return f"class {name}"
+
+    def _parts(self, values: Any) -> str:
+        return ", ".join([self.tell(v) for v in values])
+
+    def _sequence(self, value: Any) -> str:
+        return f"{self._kind(value)}[{self._parts(value)}]{self._more(value)}"
+
+    def _mapping(self, value: dict[Any, Any]) -> str:
+        return (
+            f"{self._kind(value)}{{{self._parts(value)}: {self._parts(value.values())}}}{self._more(value)}"
+        )
+
+    def _kind(self, value: Any) -> str:
+        return type(value).__name__ if type(value).__module__ == "builtins" else self._class(type(value))
+
+    def _more(self, value: Any) -> str:
+        """The attributes of an object. Raises if its class may keep something else, out of our sight."""
+        kind = type(value)
+        if kind in _CONTAINERS:
+            return self.tell(value.default_factory) if kind is defaultdict else ""
+        for one in kind.__mro__:
+            if one not in _CONTAINERS and _is_of_c(one):
+                raise Unprovable(f"a {kind.__name__}")
+        names = [n for k in kind.__mro__ for n in _slots(k)]
+        held = [(n, getattr(value, n)) for n in names if hasattr(value, n)]
+        more = [value.default_factory] if isinstance(value, defaultdict) else []
+        return self._parts([*held, *more, *getattr(value, "__dict__", {}).items()])
+
+    def _function(self, f: FunctionType) -> str:
+        code = f.__code__
+        owner = whose(code.co_filename)
+        closed_over = [cell.cell_contents for cell in f.__closure__ or () if _is_full(cell)]
+        held = self._parts(closed_over)
+        if owner:
+            return f"{owner} {f.__module__}.{f.__qualname__}:{code.co_firstlineno} ({held})"
+        self.codes.update(dict.fromkeys(map(code_digest, codes_in(code)), f.__globals__))
+        given = self._parts([f.__defaults__, f.__kwdefaults__, f.__dict__])
+        return f"function {code_digest(code)} ({held}) {given}"
+
+    def _builtin(self, f: Any) -> str:
+        holder = getattr(f, "__self__", None)
+        inside = "" if holder is None or isinstance(holder, ModuleType) else self.tell(holder)
+        module = str(
+            getattr(f, "__module__", None) or getattr(getattr(f, "__objclass__", None), "__module__", "")
+        )
+        return f"builtin {module}.{f.__qualname__} {version_of(module)} {inside}"
+
+    def _object(self, value: Any) -> str:
+        return f"{self._class(type(value))} {self._more(value)}"
+
+    def _tensor(self, value: Tensor) -> str:
+        """A small one that nobody has looked at as a tensor."""
+        plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
+        if not plain or value.device.type != "cpu" or value.numel() * value.element_size() > _LARGE:
+            raise Unprovable("a tensor that is no argument, and is not held by a module or by name")
+        flags = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
+        inside = value.detach().contiguous().reshape(-1).view(torch.uint8).tolist() if value.numel() else []
+        return f"tensor {flags} {digest(str(inside))}"
+
+    def _cannot(self, value: Any) -> str:
+        raise Unprovable(f"a {type(value).__name__}")
+
+
+def _is_of_c(kind: type) -> bool:
+    """Was a class written in C? Its own methods are descriptors then."""
+    return not kind.__flags__ & _MADE_BY_PYTHON or any(
+        isinstance(member, MethodDescriptorType | WrapperDescriptorType) and member.__objclass__ is kind
+        for member in vars(kind).values()
+    )
+
+
+def _slots(kind: type) -> Iterator[str]:
+    names = vars(kind).get("__slots__", ())
+    for name in (names,) if isinstance(names, str) else names:
+        if name not in ("__dict__", "__weakref__"):
+            yield (
+                f"_{kind.__name__.lstrip('_')}{name}" if name.startswith("__") and name[-2:] != "__" else name
+            )
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is cell.cell_contents
+    except ValueError:
+        return False
+
+
+def version_of(module: str) -> str:
+    """The version of an extension, and of its file; torch's and Python's are told elsewhere."""
+    root = module.partition(".")[0]
+    if root in _STANDARD:
+        return ""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    told = os.stat(file) if file else None
+    version = str(getattr(sys.modules.get(root), "__version__", ""))
+    return f"{version} {told and (told.st_size, told.st_mtime_ns)}"
+
+
+_STANDARD = {*sys.stdlib_module_names, "builtins", "torch"}
+_WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
+    (Same, lambda t, v: t.tell(v.value)),
+    (Tensor, Teller._tensor),
+    (dict, Teller._mapping),
+    (_SEQUENCES, Teller._sequence),
+    (FunctionType, Teller._function),
+    (MethodType, lambda t, v: f"method {t.tell(v.__func__)} {t.tell(v.__self__)}"),
+    (_BUILTINS, Teller._builtin),
+    (partial, lambda t, v: f"partial {t._parts((v.func, v.args, v.keywords))}"),
+    (Enum, lambda t, v: f"{t._class(type(v))} {v.name} {t.tell(v.value)}"),
+    (property, lambda t, v: f"property {t._parts((v.fget, v.fset, v.fdel))}"),
+    (cached_property, lambda t, v: f"cached {t.tell(v.func)}"),
+    ((staticmethod, classmethod), lambda t, v: f"{type(v).__name__} {t.tell(v.__func__)}"),
+    (CodeType, lambda t, v: f"code {code_digest(v)}"),
+    (_OPS, lambda t, v: f"op {v}"),
+    (logging.Logger, lambda t, v: f"logger {v.name}"),  # what is logged is no part of a result
+    (weakref.ref, lambda t, v: f"ref {t.tell(v())}"),
+    (nn.Module, Teller._cannot),
+    (bytearray, lambda t, v: f"bytearray {bytes(v)!r}"),
+    (MappingProxyType, lambda t, v: f"proxy {t.tell(dict(v))}"),
+    (slice, lambda t, v: f"slice {t._parts((v.start, v.stop, v.step))}"),
+    (re.Pattern, lambda t, v: f"pattern {v.pattern!r} {v.flags}"),
+)
+BUILTINS = vars(builtins)
