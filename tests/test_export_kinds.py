@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import aheadgrad
+from aheadgrad.errors import CaptureError, UnsupportedInput
 from tests.export_cases import export
 
 
@@ -186,3 +187,93 @@ def test_a_step_with_a_closure_and_an_average() -> None:
     for _ in range(4):
         torch.testing.assert_close(exported.run(x), eager(x), rtol=0, atol=0)
     torch.testing.assert_close(exported.state["average.weight"].detach(), average.weight.detach())
+
+
+class _Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.ones(1))
+        self.register_buffer("b", torch.zeros(1))
+        self.mean = torch.zeros(1)
+        self.last: Any = None
+
+
+class _Counts(_Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.b = self.b + 1
+        return x * self.b
+
+
+class _Swaps(_Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.a, self.b = self.b, self.a
+        return x * self.b
+
+
+class _Averages(_Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = self.mean * 0.9 + x.detach()
+        return self.mean + x
+
+
+class _Remembers(_Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        out = x if self.last is None else x + self.last
+        self.last = x * 2
+        return out
+
+
+class _Grows(_Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.b = torch.cat([self.b, x])
+        return self.b.sum()
+
+
+@pytest.mark.parametrize("make", [_Counts, _Swaps, _Averages])
+def test_a_tensor_in_the_place_of_another_is_an_update(make: type[_Keeps]) -> None:
+    x = torch.ones(1)
+    exported, model = aheadgrad.export(make(), (x,)), make()
+    for _ in range(3):
+        assert torch.equal(exported.run(x), model(x))
+    assert torch.equal(exported.state["b"], model.b)
+
+
+@pytest.mark.parametrize("make", [_Remembers, _Grows])
+def test_what_the_next_call_would_find_otherwise_is_refused(make: type[_Keeps]) -> None:
+    model = make()
+    with pytest.raises(CaptureError, match=r"The function (leaves a tensor in last|uses b)"):
+        aheadgrad.export(model, (torch.ones(1),))
+    assert model.last is None
+    assert model.b.shape == (1,)
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_counter_of_a_methods_object_is_refused() -> None:
+    counter = _Counter()
+    with pytest.raises(CaptureError, match=r"changes self\.calls"):
+        aheadgrad.export(counter.scaled, (torch.ones(1),))
+    assert counter.calls == 0
+
+
+def test_arguments_that_an_export_cannot_hold() -> None:
+    def grows(parts: list[Tensor]) -> list[Tensor]:
+        parts.append(parts[0] + 1)
+        return parts
+
+    given = [torch.ones(1)]
+    with pytest.raises(CaptureError, match="among its arguments"):
+        aheadgrad.export(grows, (given,))
+    assert len(given) == 1
+    with pytest.raises(UnsupportedInput, match="counter is a _Counter"):
+        aheadgrad.export(lambda x, counter: x * counter.calls, (torch.ones(1), _Counter()))
+    exported = aheadgrad.export(lambda x, zero: torch.copysign(x, torch.tensor(zero)), (torch.ones(1), 0.0))
+    with pytest.raises(UnsupportedInput, match="zero is"):
+        exported.run(torch.ones(1), -0.0)

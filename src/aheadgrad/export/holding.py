@@ -14,12 +14,15 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from aheadgrad.errors import CaptureError
 from aheadgrad.export.optimizers import HeldOptimizer
 from aheadgrad.frontends import state
 from aheadgrad.program.slots import Buffer, ClosedOver, Parameter, Slot
+from aheadgrad.recording.plain import SIMPLE
 
 _DEEP = 4  # containers and objects inside of each other
 _WIDE = 256  # parts of one; what is not found by name is found when it is used, and has a number
@@ -31,7 +34,7 @@ class Item(state.Place):
     """A place in a list."""
 
     def get(self) -> Any:
-        return self.holder[self.key]
+        return self.holder[self.key] if self.key < len(self.holder) else state.ABSENT
 
     def put(self, value: Any) -> None:
         self.holder[self.key] = value
@@ -66,6 +69,11 @@ class Holding:
         self.places = [*self.state.holders, *_attributes(self.state.modules), *finding.tensors]
         self.optimizers = [HeldOptimizer(path, optimizer) for path, optimizer in finding.optimizers]
         self.grads: dict[int, Tensor] = {}
+        self._plain = finding.plain
+        self._first = [(place, place.get()) for place in self._plain]
+        self._given: list[tuple[state.Place, Any]] = []  # tensors, as the function finds them
+        self._read: list[tuple[state.Place, Any]] = []  # plain values, in the same way
+        self.replaced: dict[int, str] = {}  # by id of a tensor: the place that it lost to another for good
 
     @property
     def tensors(self) -> list[HeldTensor]:
@@ -95,12 +103,52 @@ class Holding:
         """The function's own objects, with their tensors replaced by what the trace sees."""
         tensors = self.tensors
         with state.swapped(self.places, see), ExitStack() as stack:
+            self._given = [(place, place.get()) for place in self.places]
+            self._read = [(place, place.get()) for place in self._plain]
             for one in self.optimizers:
                 stack.enter_context(one.swapped(see))
             for held in tensors:
                 if id(held.tensor) in self.grads:
                     see(held.tensor).grad = see(self.grads[id(held.tensor)])
             yield
+
+    def settle(self) -> None:
+        """After a run: a tensor put in another's place (`self.b = self.b + 1`) is an update of that."""
+        given, self._given = self._given, []  # what a function leaves behind is looked for, also here
+        for place, value in self._read:
+            now = place.get()
+            if isinstance(now, Tensor):
+                self.put_back()
+                raise CaptureError(
+                    f"The function leaves a tensor in {place.path}, where there was none: return it."
+                )
+            if type(now) is not type(value) or now != value:
+                raise state.changed(place.path)
+        found = [(place, t, place.get()) for place, t in given if place.get() is not t]
+        self.replaced = {id(t): place.path for place, t, now in found if not _is_update(place, t, now)}
+        found = [one for one in found if id(one[1]) not in self.replaced]
+        with torch.no_grad():
+            for (place, t, _), value in zip(found, [now.clone() for _, _, now in found], strict=True):
+                t.copy_(value)
+                place.put(t)
+
+    def put_back(self) -> None:
+        """Plain values as they were before anything was recorded."""
+        for place, value in self._first:
+            place.put(value)
+
+
+def leaves_tensor(path: str) -> CaptureError:
+    return CaptureError(
+        f"The function leaves a tensor in {path}, where there was none, and may find it at the next call. "
+        "Return it, or put one of that shape there before you export."
+    )
+
+
+def _is_update(place: state.Place, t: Tensor, now: Any) -> bool:
+    """Is it a tensor that can stand in the other's memory? One with a history leads on to other calls."""
+    same = isinstance(now, Tensor) and (now.shape, now.dtype, now.device) == (t.shape, t.dtype, t.device)
+    return same and not now.requires_grad and not isinstance(place.slot, Parameter)
 
 
 def _called(fn: Any) -> Any:
@@ -130,12 +178,15 @@ class _Finding:
         self.modules: list[tuple[str, nn.Module]] = []
         self.optimizers: list[tuple[str, Optimizer]] = []
         self.tensors: list[state.Place] = []
+        self.plain: list[state.Place] = []
         self._seen: dict[int, Any] = {}
 
     def look(self, place: state.Place, path: str, depth: int) -> None:
         value = place.get()
         if isinstance(value, Tensor):
             self.tensors.append(type(place)(place.holder, place.key, path, ClosedOver(path)))
+        elif value is None or isinstance(value, SIMPLE):
+            self.plain.append(type(place)(place.holder, place.key, path))
         else:
             self.inside(value, path, depth)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -153,8 +152,8 @@ def _matters(signature: CallSignature, *arguments: int) -> bool:
 def _same(value: Any, known: Any) -> bool:
     if type(value) is not type(known):
         return False
-    if isinstance(value, float) and math.isnan(value):
-        return math.isnan(known)
+    if isinstance(value, float):
+        return repr(value) == repr(known)
     return bool(value == known)
 
 

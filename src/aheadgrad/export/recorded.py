@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
-from aheadgrad.export.holding import HeldTensor, Holding
+from aheadgrad.errors import CaptureError, FallbackError, InvalidOption, UnsupportedInput
+from aheadgrad.export.holding import HeldTensor, Holding, leaves_tensor
 from aheadgrad.export.optimizers import Key
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
@@ -29,9 +29,10 @@ from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.recording.door import LiveDoor
-from aheadgrad.recording.plain import SIMPLE
+from aheadgrad.recording.plain import FIXED, SIMPLE
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
+from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.exporting import told_of_export
@@ -46,6 +47,7 @@ class Left:
     outputs: int = 0
     states: list[tuple[int, Key, str]] = field(default_factory=list)
     graded: set[int] = field(default_factory=set)  # ids of held tensors with a `.grad`
+    replaced: dict[str, Tensor] = field(default_factory=dict)  # by path: held before, lost for good
 
 
 @dataclass(eq=False)
@@ -83,6 +85,12 @@ class Recorder:
         symbols: Symbols,
         decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     ) -> None:
+        for leaf, path in zip(flat.leaves, flat.paths, strict=True):
+            if not isinstance(leaf, (Tensor, *FIXED)):
+                raise UnsupportedInput(
+                    f"{path} is a {type(leaf).__name__}, of which an export knows nothing. Give tensors, "
+                    "numbers and texts, in containers that pytree knows; or let the function close over it."
+                )
         self.fn, self.flat, self.symbols = fn, flat, symbols
         # Without cuts between outputs, where one backward would hand over to another.
         self.options = Options(partition="min_cut", dynamic=False, decompositions=dict(decompositions or {}))
@@ -122,6 +130,7 @@ class Recorder:
             return self._record()
         except FallbackError:
             before.put_back()
+            self.holding.put_back()
             raise
 
     def _record(self) -> Recorded:
@@ -137,12 +146,27 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
+            given = pytree.tree_flatten((args, kwargs))
             with told_of_export(told=True):
                 result = self.fn(*args, **kwargs)
+            leaves, spec = pytree.tree_flatten((args, kwargs))
+            if spec != given[1] or any(a is not b for a, b in zip(leaves, given[0], strict=True)):
+                raise CaptureError(
+                    "The function changes a list or dictionary among its arguments, which an export cannot "
+                    "repeat. Return what it adds instead."
+                )
             see = sees[0]
+            holding.settle()
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
+            left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
             now = holding.state.look(originals)
             if now.found != look.found:
+                known = {id(h.tensor) for h in tensors}
+                for t in now.tensors:
+                    if id(t) not in known:
+                        path = now.places[id(t)].path
+                        holding.state.put_back()
+                        raise leaves_tensor(path)
                 raise changed(look.differences(now)[0][0])
             holding.state.put_back()  # lists of parameters that a module keeps beside them
             return self._results(result, see, tensors, left)
@@ -155,7 +179,13 @@ class Recorder:
         reals = [e.real for e in session.entrances] + [m.real for m in session.members]
         found = _Places(tensors, self.flat, session)
         places = [found.of(real, slot) for real, slot in zip(reals, _slots(session), strict=True)]
-        return Recorded(recording, joint, left, tensors, reals, places, found.constants, self.flat)
+        recorded = Recorded(recording, joint, left, tensors, reals, places, found.constants, self.flat)
+        for path in _uses(recorded, left.replaced):
+            raise CaptureError(
+                f"The function uses {path} and then puts something else in its place than a tensor of the "
+                "same shape without a history. Write to it under no_grad, or detach what you keep."
+            )
+        return recorded
 
     def _results(self, result: Any, see: Any, tensors: list[HeldTensor], left: Left) -> list[Any]:
         leaves, left.returns = tree_of(result, "the result")
@@ -201,12 +231,12 @@ def _zeros(t: Tensor) -> Tensor:
     return torch.zeros_like(t, requires_grad=False) if given is None else given
 
 
-def _uses(found: Recorded, grads: dict[int, Tensor]) -> set[int]:
-    """Which of these gradients the program looks at, by id of the tensor that they are of."""
+def _uses(found: Recorded, tensors: Mapping[Any, Tensor]) -> set[Any]:
+    """Which of these tensors the program looks at, by their keys."""
     program = found.joint.program
     used = {v for op in program.ops for v in op.uses}
     by_real = {id(real): e.value for real, e in zip(found.reals, found.joint.entrances, strict=False)}
-    return {key for key, g in grads.items() if by_real.get(id(g)) in used}
+    return {key for key, t in tensors.items() if by_real.get(id(t)) in used}
 
 
 def _slots(session: Any) -> list[Any]:
