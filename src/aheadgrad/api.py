@@ -11,8 +11,8 @@ from torch import nn
 from aheadgrad import pipeline
 from aheadgrad.backends.registry import find_backend
 from aheadgrad.errors import InvalidOption
-from aheadgrad.export import making
 from aheadgrad.export.exported import Exported
+from aheadgrad.export.making import export
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
@@ -23,6 +23,8 @@ from aheadgrad.options import Options, Policy
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.text import Captured
 from aheadgrad.torchlayer.transforms import without_functionalize
+
+__all__ = ["capture", "compile", "export", "load"]
 
 
 def compile(
@@ -46,8 +48,8 @@ def compile(
 ) -> Any:
     """Compiles a function or module ahead of time, forward and backward together.
 
-    The result is called like the original and behaves like it; each new kind of call (shapes,
-    dtypes, modes, ...) is compiled when it first comes.
+    The result is called like the original and behaves like it; each new kind of call is compiled when it
+    first comes.
 
         fast = aheadgrad.compile(model)
         loss = fast(batch).sum()
@@ -60,11 +62,10 @@ def compile(
     `memory="less"` and `memory_budget` save less for the backward, and compute more again (docs/memory.md).
     Derivatives of any order work; `any_order=False` gives up all but the first.
 
-    `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones
-    (False), or those that change from one entry to the next (None). `max_entries` limits how many
-    kinds of calls are compiled. `fallback="error"` raises instead of running a call uncompiled.
-
-    `cache=True`, or the path of a directory, keeps compiled entries for other processes (docs/cache.md).
+    `dynamic` tells which sizes of the arguments become symbols: all (True), none but marked ones (False), or
+    those that change from one entry to the next (None). `max_entries` limits how many kinds of calls are
+    compiled. `fallback="error"` raises instead of running a call uncompiled. `cache=True`, or the path of a
+    directory, keeps compiled entries for other processes (docs/cache.md).
     """
     if not isinstance(decompositions, Mapping | None):
         raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
@@ -108,36 +109,6 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     recording, joint = pipeline.record(call, Options(), journal)
     recording.release()
     return Captured(joint, journal)
-
-
-def export(
-    fn: Callable[..., Any] | nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    loss: int | str | None = None,
-    partition: str | None = None,
-    tangents: bool = False,
-    dynamic_shapes: Any = None,
-) -> Exported:
-    """The program of one call as a value: with names for all that it takes and gives, to be run elsewhere.
-
-        exported = aheadgrad.export(model, (x, y), loss="loss")
-        print(exported)                                       # or exported.graph_module, exported.signature
-        optimizer = torch.optim.SGD(exported.parameters.values(), lr=0.1)
-        exported.backward(x, y)
-        optimizer.step()
-
-    Without `loss` it is the forward alone, or whatever the function does: a whole training step that calls
-    `backward()` and an optimizer is one program. `loss` (the number or path of an output) adds the gradients
-    of that output; `tangents=True` gradients for tangents that are given, of all outputs. `partition`
-    ("default" or "min_cut") gives two programs, a forward and a backward.
-
-    `dynamic_shapes={"x": {0: "batch"}}` are sizes that may be any; docs/export.md says more.
-    """
-    return making.export(
-        fn, args, kwargs, loss=loss, partition=partition, tangents=tangents, dynamic_shapes=dynamic_shapes
-    )
 
 
 def load(path: str | os.PathLike[str], *, trust: Collection[str] = (), here: bool = True) -> Exported:

@@ -295,14 +295,3 @@ def aot_compile_joint_with_descriptors(
         return pytree.tree_unflatten(list(entry.run(*inputs)), spec)
 
     return run
-
-
-__all__ = [
-    "BackwardSignature",
-    "GraphSignature",
-    "JointWithDescriptors",
-    "aot_compile_joint_with_descriptors",
-    "aot_export_joint_simple",
-    "aot_export_joint_with_descriptors",
-    "aot_export_module",
-]

@@ -119,9 +119,7 @@ class Holding:
             now = place.get()
             if isinstance(now, Tensor):
                 self.put_back()
-                raise CaptureError(
-                    f"The function leaves a tensor in {place.path}, where there was none: return it."
-                )
+                raise leaves_tensor(place.path)
             if type(now) is not type(value) or now != value:
                 raise state.changed(place.path)
         found = [(place, t, place.get()) for place, t in given if place.get() is not t]

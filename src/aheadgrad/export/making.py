@@ -41,7 +41,22 @@ def export(
     dynamic_shapes: Any = None,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Exported:
-    """The programs of one call, with names: see `aheadgrad.export`."""
+    """The program of one call as a value: with names for all that it takes and gives, to be run elsewhere.
+
+        exported = aheadgrad.export(model, (x, y), loss="loss")
+        print(exported)                                       # or exported.graph_module, exported.signature
+        optimizer = torch.optim.SGD(exported.parameters.values(), lr=0.1)
+        exported.backward(x, y)
+        optimizer.step()
+
+    Without `loss` it is the forward alone, or whatever the function does: a whole training step that calls
+    `backward()` and an optimizer is one program. `loss` (the number or path of an output) adds the gradients
+    of that output; `tangents=True` gradients for tangents that are given, of all outputs. `partition`
+    ("default" or "min_cut") gives two programs, a forward and a backward.
+
+    `dynamic_shapes={"x": {0: "batch"}}` are sizes that may be any; `decompositions` as in `compile`.
+    docs/export.md says more.
+    """
     if partition not in (None, "default", "min_cut"):
         raise InvalidOption(f'partition={partition!r}: choose "default", "min_cut" or None.')
     if isinstance(args, Tensor) or not isinstance(args, Sequence):
