@@ -17,6 +17,7 @@ from aheadgrad.export.recorded import Recorder, loss_index, of_loss
 from aheadgrad.export.shapes import symbols_for
 from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
+from aheadgrad.export.text import text
 from aheadgrad.export.trees import paths, tree_of
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.joint.level import Joint
@@ -28,6 +29,8 @@ from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import is_foreign
+
+_MOST = 4  # kinds of calls that lead to each other
 
 
 def export(
@@ -94,17 +97,55 @@ class _Making:
         self.asks = "forward" if not wants else "joint" if partition is None else "split"
         self.constants = Constants()
         self.tensors: dict[str, Tensor] = {}
-        self.made: set[str] = set()
+        self.gradients: set[str] = set()  # the names of all that were there at some time
+        self.later: set[str] = set()  # the names of what is there in later calls only
 
     def stages(self) -> list[Stage]:
-        """One; or two, where the first call makes state that later ones find."""
-        stages = [self.stage()]
-        if self.found.left.states:
-            self.recorder.stand_in(self.found)
-            stages.append(self.stage())
-            if self.found.left.states:
-                raise CaptureError("An optimizer makes new state at its second step, too.")
+        """One; or several, where a call finds other state or gradients than the one before it.
+
+        Gradients that no call looks at, nor writes to, are nobody's business: whether they are there or not,
+        a call is the same. Otherwise they are kept, as state is, and all is recorded again.
+        """
+        stages = self._merged(self._chain())
+        for everything in (False, True):
+            looked_at = {h.name for s in stages or () for h in s.signature.held if h.kind == "gradient"}
+            if stages is not None and looked_at <= self.recorder.kept:
+                break
+            kept = self.gradients if everything or stages is None else looked_at
+            self.recorder.start(frozenset(kept))
+            self.constants, self.tensors = Constants(), {}
+            stages = self._merged(self._chain())
+        assert stages is not None
         return stages
+
+    def _chain(self) -> list[Stage]:
+        """A stage for each set of what there is, up to one that was there before."""
+        found: dict[frozenset[str], Stage] = {}
+        while True:
+            stage, left = self.stage(), self.found.left
+            self.gradients |= left.gradients
+            found[left.found] = stage
+            if left.there in found:
+                return list(found.values())
+            if len(found) == _MOST:
+                names = ", ".join(sorted(left.there ^ left.found))
+                raise CaptureError(
+                    f"Each call makes or drops something else than the one before it: {names}."
+                )
+            self.recorder.stand_in(self.found)
+
+    def _merged(self, stages: list[Stage]) -> list[Stage] | None:
+        """Stages for calls that find the same; None if two of those are different."""
+        finds = [s.signature.finds for s in stages]
+        always = {name for name in finds[0] if all(name in names for names in finds)}
+        merged: dict[tuple[str, ...], Stage] = {}
+        for stage in stages:
+            names = tuple(n for n in stage.signature.finds if n not in always)
+            stage = replace(stage, signature=replace(stage.signature, finds=names))
+            if text((merged.setdefault(names, stage),)) != text((stage,)):
+                return None
+        self.later = {name for s in stages for name, _ in s.signature.made} - {*finds[0]}
+        return list(merged.values())
 
     def stage(self) -> Stage:
         self.found = self.recorder.record()
@@ -114,7 +155,6 @@ class _Making:
         programs[0] = describing.without_unused(programs[0])
         lifted = [self.constants.lift(with_names(p)) for p in programs]
         signature = describing.signature(self.takes, tuple(names for _, names in lifted), self.constants)
-        self.made |= {name for name, _ in signature.made}
         for name, t in describing.tensors.items():
             self.tensors.setdefault(name, t)
         self.found.recording.release()
@@ -154,7 +194,7 @@ class _Making:
     def state(self) -> dict[str, Tensor]:
         """Copies of all held tensors that are there: what shares memory does so again."""
         tensors = {**self.tensors, **self.constants.tensors}
-        return copies({name: t for name, t in tensors.items() if name not in self.made})
+        return copies({name: t for name, t in tensors.items() if name not in self.later})
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

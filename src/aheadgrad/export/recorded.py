@@ -1,8 +1,7 @@
 """One recording of a function for export: what it was given and holds, and what it left behind.
 
-A whole step may call `backward()` and leave gradients in `.grad`. One that finds gradients there adds to
-them, so they are part of what it holds; one that clears them first never looks. Which of the two it is shows
-when it is recorded again with gradients in place.
+What optimizers keep and what is in `.grad` may be there or not. What a call leaves there, the next one finds:
+`stand_in` puts tensors like it in place, and the function can be recorded as it runs then.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ from torch import Tensor
 
 from aheadgrad import pipeline
 from aheadgrad.errors import CaptureError, FallbackError, InvalidOption, UnsupportedInput
-from aheadgrad.export.holding import HeldTensor, Holding, leaves_tensor
-from aheadgrad.export.optimizers import Key
+from aheadgrad.export.holding import HeldTensor, Holding, grad_of, leaves_tensor
+from aheadgrad.export.matching import storage_of
 from aheadgrad.export.signature import Place
 from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
+from aheadgrad.facts.facts import SameAs
 from aheadgrad.frontends.function import Flat, make_call
 from aheadgrad.frontends.state import changed
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
 from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
-from aheadgrad.program.values import TensorType, Value
+from aheadgrad.program.values import Value
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.plain import FIXED, SIMPLE
 from aheadgrad.recording.recording import Recording
@@ -36,6 +36,7 @@ from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.exporting import told_of_export
+from aheadgrad.torchlayer.hooks import has_hooks_after_grad, hooks_on
 from aheadgrad.torchlayer.symbols import is_symbolic
 
 
@@ -45,8 +46,11 @@ class Left:
 
     returns: Tree = LEAF
     outputs: int = 0
-    states: list[tuple[int, Key, str]] = field(default_factory=list)
-    graded: set[int] = field(default_factory=set)  # ids of held tensors with a `.grad`
+    found: frozenset[str] = frozenset()  # the names of what may be there, and was
+    there: frozenset[str] = frozenset()  # ... and of what is there now
+    gradients: frozenset[str] = frozenset()  # ... of which these are gradients
+    tracked: frozenset[str] = frozenset()  # those of both that matter to later calls
+    made: list[str] = field(default_factory=list)  # of that: new; results behind the function's own
     replaced: dict[str, Tensor] = field(default_factory=dict)  # by path: held before, lost for good
 
 
@@ -64,13 +68,29 @@ class Recorded:
     constants: dict[str, Tensor]  # what the function reached in ways that have no name
     flat: Flat
 
-    def output(self, index: int) -> TensorType:
-        """What a flat output looks like."""
-        exits = (e.value for e in self.joint.leaving if e.slot == UserOutput(index))
-        value = next(exits)
+    def output(self, index: int) -> Any:
+        """The value of a flat output that is a tensor in memory of its own."""
+        fact = self.joint.facts.outputs[index]
+        slot = UserOutput(fact.output if isinstance(fact, SameAs) else index)
+        return next(e.value for e in self.joint.leaving if e.slot == slot)
+
+    def like(self, name: str) -> Tensor:
+        """A tensor as one that the call has made."""
+        value = self.output(self.made_at(name))
         if type(value) is not Value:
             raise CaptureError("An optimizer keeps tensor subclasses in its state, which cannot be exported.")
-        return value.type
+        look = value.type
+        if not all(isinstance(n, int) for n in (*look.size, *look.stride)):
+            raise CaptureError(
+                f"The size of {name} depends on that of an argument, which cannot be exported."
+            )
+        made = torch.empty_strided(look.size, look.stride, dtype=look.dtype, device=look.device)
+        return made.zero_()
+
+    def made_at(self, name: str) -> int:
+        """The number of the flat output that a tensor leaves as."""
+        count = len(self.joint.facts.outputs) - len(self.left.made)
+        return count + self.left.made.index(name)
 
 
 class Recorder:
@@ -96,29 +116,24 @@ class Recorder:
         self.options = Options(partition="min_cut", dynamic=False, decompositions=dict(decompositions or {}))
         self.holding = Holding(fn)
         self.forward_only = forward_only
+        self._check_hooks()
         self.copied: int | None = None  # the flat output that leaves once more as a copy
-        self.knows_grads = False  # is it known which gradients the function adds to?
+        self.kept: frozenset[str] = frozenset()  # gradients that matter to later calls, by name
+
+    def _check_hooks(self) -> None:
+        """Those of held tensors run in the recording, where there is a backward that would run them."""
+        for h in self.holding.owners:
+            if not self.forward_only and has_hooks_after_grad(h.tensor):
+                raise CaptureError(
+                    f"{h.name} has a hook for when its gradient was added to .grad, which an export of "
+                    "gradients (loss=, tangents=, partition=) does not do. Export a function that calls "
+                    "backward(), or remove the hook and register it on exported.parameters."
+                )
+        for leaf, path in zip(self.flat.leaves, self.flat.paths, strict=True):
+            if isinstance(leaf, Tensor) and self.forward_only and leaf.requires_grad and hooks_on(leaf):
+                raise UnsupportedInput(f"{path} has hooks, which an export leaves out. Remove them.")
 
     def record(self) -> Recorded:
-        """With gradients in place of those that the function leaves, if it may add to them."""
-        found = self._first()
-        if self.knows_grads or not found.left.graded:
-            return found
-        self.knows_grads = True
-        held = {id(h.tensor): h.tensor for h in found.tensors}
-        grads = self.holding.grads = {key: _zeros(held[key]) for key in found.left.graded}
-        again = self._record()
-        kept = again.left.graded & _uses(again, grads)
-        self.holding.grads = {key: g for key, g in grads.items() if key in kept}
-        if kept == set(grads):
-            found, again = again, found
-        again.recording.release()
-        if not kept or kept == set(grads):
-            return found
-        found.recording.release()
-        return self._record()
-
-    def _first(self) -> Recorded:
         """A function that changes an attribute may do so at its first call only."""
         before = self.holding.state
         try:
@@ -156,7 +171,7 @@ class Recorder:
                     "repeat. Return what it adds instead."
                 )
             see = sees[0]
-            holding.settle()
+            holding.settle(see)
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
             now = holding.state.look(originals)
@@ -174,7 +189,8 @@ class Recorder:
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)
         call.whole = call.watched = True
         call.forward_only, call.symbols = self.forward_only, self.symbols
-        recording, joint = pipeline.record(call, self.options, Journal())
+        with holding.watching_hooks():
+            recording, joint = pipeline.record(call, self.options, Journal())
         session = recording.session
         reals = [e.real for e in session.entrances] + [m.real for m in session.members]
         found = _Places(tensors, self.flat, session)
@@ -196,39 +212,53 @@ class Recorder:
                     "hold. Return tensors, numbers and texts (Hugging Face: config.use_cache=False)."
                 )
         left.outputs = len(leaves)
-        left.graded = {id(h.tensor) for h in tensors if _has_grad(see(h.tensor))}
         held = {id(h.tensor) for h in tensors}
         for leaf, path in zip(self.flat.leaves, self.flat.paths, strict=True):
-            if isinstance(leaf, Tensor) and id(leaf) not in held and _has_grad(see(leaf)):
+            if isinstance(leaf, Tensor) and id(leaf) not in held and grad_of(see(leaf)) is not None:
                 raise CaptureError(
                     f"The function leaves a gradient in {path}.grad, which is no part of its results. "
                     "Return torch.autograd.grad(...) instead, or export with loss=."
                 )
-        names = {id(h.tensor): h.name for h in tensors}
-        made = [(k, n) for k, one in enumerate(self.holding.optimizers) for n in one.new(see, names)]
-        left.states = [(k, key, name) for k, (key, name, _) in made]
         copied = [] if self.copied is None else [leaves[self.copied].clone()]
-        return [*leaves, *copied, *(t for _, (_, _, t) in made)]
+        return [*leaves, *copied, *self._made(leaves, see, tensors, left)]
+
+    def _made(self, leaves: list[Any], see: Any, tensors: list[HeldTensor], left: Left) -> list[Tensor]:
+        """What was not there and is; what was there and is another tensor now is an update of that."""
+        change = self.holding.change(see, self.kept)
+        left.found, left.there, left.made = change.found, change.there, list(change.made)
+        both = change.found | change.there
+        left.gradients = both & {f"{h.name}.grad" for h in self.holding.owners}
+        left.tracked = both - left.gradients | self.kept
+        given = [v for v in self.flat.leaves if isinstance(v, Tensor)] + [h.tensor for h in tensors]
+        others = [see(t) for t in given] + [v for v in leaves if isinstance(v, Tensor)]
+        for name, t in change.made.items():
+            for other in (*others, *change.made.values()):
+                is_other = other is not t or any(see(v) is t for v in given)
+                if is_other and storage_of(other) == storage_of(t):
+                    raise CaptureError(
+                        f"The function leaves {name} in the memory of another tensor, which an export cannot "
+                        "keep. Clone it."
+                    )
+        return list(change.made.values())
+
+    def start(self, kept: frozenset[str]) -> None:
+        """All over again: this is what is there."""
+        self.kept = kept
+        self.holding.start()
 
     def stand_in(self, found: Recorded) -> None:
-        """From now on, the state that optimizers have made is there."""
-        for j, (k, key, _) in enumerate(found.left.states):
-            t = found.output(found.left.outputs + (self.copied is not None) + j)
-            like = torch.zeros((), dtype=t.dtype, device=t.device)
-            made = torch.empty_strided(t.size, t.stride, dtype=t.dtype, device=t.device).copy_(like)
-            self.holding.optimizers[k].made[key] = made
-
-
-def _has_grad(t: Tensor) -> bool:
-    try:
-        return t.requires_grad and t.is_leaf and t.grad is not None
-    except RuntimeError:  # a view with a history that autograd refuses to look at by now
-        return False
-
-
-def _zeros(t: Tensor) -> Tensor:
-    given = t.grad
-    return torch.zeros_like(t, requires_grad=False) if given is None else given
+        """From now on there is what the recorded call has left."""
+        before = {name: h.tensor for h in found.tensors for name in h.names}
+        owners = {f"{h.name}.grad": h.tensor for h in self.holding.owners}
+        there: dict[str, Tensor] = {}
+        for name in found.left.there:
+            if name in before:
+                there[name] = before[name]
+            elif name in owners:
+                there[name] = torch.zeros_like(owners[name], requires_grad=False)
+            else:
+                there[name] = found.like(name)
+        self.holding.stand_in(there)
 
 
 def _uses(found: Recorded, tensors: Mapping[Any, Tensor]) -> set[Any]:

@@ -77,8 +77,9 @@ class Runner:
             outputs = Sharing(signature, places, leaving, size).outputs()
         if signature.facts.grad_mode_after is not None:
             torch.set_grad_enabled(signature.facts.grad_mode_after)
-        for name, position in signature.made:
-            self.state[name] = leaving[position]
+        self.state.update({name: outputs[k].detach() for name, k in signature.made})
+        for name in signature.gone:
+            del self.state[name]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)
 
     def _given(self, tensors: list[Tensor], size: Size) -> list[Tensor]:

@@ -32,7 +32,7 @@ class Held:
     """A tensor that the export holds: a "parameter", a "buffer", a "tensor" that the function closes over, a
     "state" of an optimizer, a "gradient" (the `.grad` of a parameter), or a "constant" of a program.
 
-    `names` are all that it was known by: tied parameters are one tensor. `made`: the first call makes it.
+    `names` are all that it was known by: tied parameters are one tensor. `made`: the call makes it.
     """
 
     name: str
@@ -118,7 +118,9 @@ class CallSignature:
     lie in the memory of an input, which the program takes in their place (facts count them down from -1).
 
     `leaving` are the results, in order; `updates` and `old_memory` tell which input, by index, has which of
-    them as its new value, and as what its former memory holds; `made` are held tensors that results become.
+    them as its new value, and as what its former memory holds. Some held tensors may be there or not (state
+    of optimizers, gradients): of those `finds` are there when a call begins, it makes `made` (out of which
+    flat output of the facts), and `gone` are there no longer when it ends.
     `facts` tell how results and updates share memory. `outputs` are the paths of what the function returns,
     and `loss` the number of the one that gradients are of. `exact_memory`: strides and offsets of arguments
     have to be as they were; otherwise they may be any.
@@ -135,7 +137,9 @@ class CallSignature:
     outputs: tuple[str, ...]
     updates: tuple[tuple[int, int], ...]
     old_memory: tuple[tuple[int, int], ...]
+    finds: tuple[str, ...]
     made: tuple[tuple[str, int], ...]
+    gone: tuple[str, ...]
     backwards: tuple[Backward, ...]
     loss: int | None
     takes: Tree

@@ -29,7 +29,8 @@ def text(stages: tuple[Stage, ...]) -> str:
     lines: list[str] = []
     for k, stage in enumerate(stages):
         if len(stages) > 1:
-            lines += ["", "==== the first call" if k == 0 else "==== later calls"]
+            found = ", ".join(stage.signature.finds) or "none of that"
+            lines += ["", "==== the first call" if k == 0 else f"==== calls that find {found}"]
         lines += signature_lines(stage.signature)
         for program in stage.programs:
             drawn = [op.name for op in program.ops if is_random(op.target)]
@@ -62,6 +63,7 @@ def signature_lines(s: CallSignature) -> list[str]:
         lines.append(f"  output     {path or 'the result'}: {_output(s, j)}{loss}")
     lines += [f"  update     {s.name_of(s.place(f.index))}: {_update(s, f)}" for f in _changed(s)]
     lines += [f"  makes      {name}" for name, _ in s.made]
+    lines += [f"  drops      {name}" for name in s.gone]
     for backward in s.backwards:
         for t in backward.tangents:
             lines.append(f"  tangent    of {s.leaving[t.leaving].slot.describe()}: {look(t.type, t.form)}")
