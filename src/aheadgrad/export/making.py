@@ -62,6 +62,10 @@ def export(
     """
     if partition not in (None, "default", "min_cut"):
         raise InvalidOption(f'partition={partition!r}: choose "default", "min_cut" or None.')
+    if isinstance(fn, Exported):
+        raise InvalidOption("This is an export already; export the function or module that it was made from.")
+    if not callable(fn):
+        raise InvalidOption(f"aheadgrad.export needs a function or a module, not {type(fn).__name__}.")
     if isinstance(args, Tensor) or not isinstance(args, Sequence):
         raise InvalidOption("args: give the positional arguments in a tuple, as in export(model, (x,)).")
     given = tuple(args), dict(kwargs or {})

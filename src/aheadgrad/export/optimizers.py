@@ -13,11 +13,13 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from aheadgrad.errors import CaptureError
+from aheadgrad.errors import CaptureError, DataDependentError
 from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.torchlayer.exporting import told_of_export
+from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 
 See = Callable[[Any], Any]
+_DECIDES: Any = (DataDependentError, *DATA_DEPENDENT_ERRORS)
 Names = Mapping[int, str]  # of parameters, by id
 
 
@@ -72,7 +74,7 @@ class HeldOptimizer:
         settings = self._settings()
         own = vars(self.optimizer)
         kept = {"step": own["step"]} if "step" in own else {}  # as schedulers put it there
-        own["step"] = _untold(self.optimizer.step)
+        own["step"] = self._untold(self.optimizer.step)
         try:
             yield
             for place, value in self._settings().items():
@@ -122,12 +124,23 @@ class HeldOptimizer:
             if (k, key) in self.numbers and self.numbers[k, key] != value:
                 raise self._changes(key)
 
+    def _untold(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that knows nothing of an export: optimizers round in other ways when they are compiled."""
+        kind = f"{self.path} ({type(self.optimizer).__name__})"
 
-def _untold(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step that knows nothing of an export: optimizers round in other ways when they are compiled."""
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            if any(group.get("fused") for group in self.groups):
+                raise CaptureError(
+                    f"{kind} has fused=True, whose kernels cannot be recorded. Make it with foreach=True."
+                )
+            with told_of_export(told=False):
+                try:
+                    return step(*args, **kwargs)
+                except _DECIDES as error:
+                    raise CaptureError(
+                        f"{kind} decides what to do by numbers that it reads from tensors, such as its count "
+                        "of steps or a loss, and a program cannot. Choose another optimizer, as AdamW or "
+                        "NAdam; or export the gradients with loss=, and let it step outside."
+                    ) from error
 
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        with told_of_export(told=False):
-            return step(*args, **kwargs)
-
-    return plain
+        return plain

@@ -163,7 +163,11 @@ class Recorder:
         def run(*args: Any, **kwargs: Any) -> list[Any]:
             given = pytree.tree_flatten((args, kwargs))
             with told_of_export(told=True):
-                result = self.fn(*args, **kwargs)
+                try:
+                    result = self.fn(*args, **kwargs)
+                except AttributeError as error:
+                    self._explain(error)
+                    raise
             leaves, spec = pytree.tree_flatten((args, kwargs))
             if spec != given[1] or any(a is not b for a, b in zip(leaves, given[0], strict=True)):
                 raise CaptureError(
@@ -202,6 +206,15 @@ class Recorder:
                 "same shape without a history. Write to it under no_grad, or detach what you keep."
             )
         return recorded
+
+    def _explain(self, error: AttributeError) -> None:
+        """Attributes of arguments are no part of them."""
+        for leaf, path in zip(self.flat.leaves, self.flat.paths, strict=True):
+            if isinstance(error.obj, Tensor) and isinstance(leaf, Tensor) and error.name in vars(leaf):
+                raise UnsupportedInput(
+                    f"The function reads {path}.{error.name}, an attribute that calls of an export could not "
+                    "know. Pass it as an argument of its own."
+                ) from error
 
     def _results(self, result: Any, see: Any, tensors: list[HeldTensor], left: Left) -> list[Any]:
         leaves, left.returns = tree_of(result, "the result")

@@ -67,6 +67,8 @@ class Runner:
         with torch.no_grad(), autocast_as(None):  # casts are in the programs
             inputs = [places[signature.inputs[i]] for i in signature.taken]
             size = self._sizes(leaves)
+            sharing = Sharing(signature, places, size)
+            sharing.check()
             given = self._given([p.detach() for t in inputs for p in parts_of(t)], size)
             if signature.kind == "joint":
                 given += self._tangents(signature.backwards, None, tangents)
@@ -74,7 +76,7 @@ class Runner:
             leaving, rest = self._leaving(results)
             gradients = self._gradients(leaving, rest, tangents)
             self._update(places, leaving, gradients, size)
-            outputs = Sharing(signature, places, leaving, size).outputs()
+            outputs = sharing.outputs(leaving)
         if signature.facts.grad_mode_after is not None:
             torch.set_grad_enabled(signature.facts.grad_mode_after)
         self.state.update({name: outputs[k].detach() for name, k in signature.made})
