@@ -67,6 +67,7 @@ class Holding:
         self.owners = self.tensors  # what may have a gradient, hooks and attributes
         self.start()
         self._plain = finding.plain
+        self._keyed, self._tables = finding.keyed, finding.tables
         self._first = [(place, place.get()) for place in self._plain]
         self._given: list[tuple[state.Place, Any]] = []  # tensors, as the function finds them
         self._read: list[tuple[state.Place, Any]] = []  # plain values, in the same way
@@ -120,21 +121,31 @@ class Holding:
                 if id(h.tensor) in self.grads:
                     seen.grad = see(self.grads[id(h.tensor)])
             self._before = self._there(see)
+            originals = {id(see(h.tensor)): h.tensor for h in self.owners}
+            self._unkey = lambda: _rekey(self._keyed, lambda t: originals.get(id(t), t))
+            _rekey(self._keyed, see)
+            stack.callback(self._unkey)
             yield
 
-    def settle(self, see: See) -> None:
-        """After a run: a tensor put in another's place (`self.b = self.b + 1`) is an update of that."""
+    def settle(self, see: See, *, strict: bool) -> None:
+        """After a run: a tensor put in another's place (`self.b = self.b + 1`) is an update of that; if it is
+        `strict`, nothing else is changed."""
         given, self._given = self._given, []  # what a function leaves behind is looked for, also here
+        self._unkey()
         for h in self.owners:
             _take_back(h, see(h.tensor), self._own[id(h.tensor)])
-        for place, value in self._read:
+        for place, value in self._read if strict else ():
             now = place.get()
             if isinstance(now, Tensor):
                 self.put_back()
                 raise leaves_tensor(place.path)
-            if type(now) is not type(value) or now != value:
+            if now is not value and (type(now) is not type(value) or now != value):
                 raise state.changed(place.path)
+        for path, table, known in self._tables:
+            for key in [key for key in table if key not in known]:
+                raise leaves(f"{path}.{key}", table.pop(key) if isinstance(table, dict) else None)
         found = [(place, t, place.get()) for place, t in given if place.get() is not t]
+        _check_names(given, found)
         self.replaced = {id(t): place.path for place, t, now in found if not _is_update(place, t, now)}
         found = [one for one in found if id(one[1]) not in self.replaced]
         with torch.no_grad():
@@ -222,6 +233,14 @@ def grad_of(t: Tensor) -> Tensor | None:
         return None
 
 
+def _rekey(tables: list[dict[Any, Any]], see: See) -> None:
+    """Dictionaries by tensor: what `see` gives for a key is the key."""
+    for table in tables:
+        items = [(see(key), value) for key, value in table.items()]
+        table.clear()
+        table.update(items)
+
+
 @contextmanager
 def _attributes(t: Tensor, seen: Tensor) -> Iterator[None]:
     """Inside, a traced tensor has the attributes of the one that it stands for."""
@@ -251,6 +270,24 @@ def _take_back(held: HeldTensor, seen: Tensor, own: frozenset[str]) -> None:
                 f"The function makes an attribute {key!r} of {held.name}, and may find it at the next call. "
                 "Set it before you export."
             )
+
+
+def _check_names(given: list[tuple[state.Place, Any]], found: list[tuple[state.Place, Any, Any]]) -> None:
+    """A tensor that is in two places has another in both, or in none."""
+    now = {id(place): value for place, _, value in found}
+    for place, t, value in found:
+        for other, same in given:
+            if same is t and now.get(id(other)) is not value:
+                raise _puts(place.path, other.path)
+
+
+def leaves(path: str, value: Any) -> CaptureError:
+    """What a function has made, and did not find."""
+    if isinstance(value, Tensor):
+        return leaves_tensor(path)
+    return CaptureError(
+        f"The function makes {path}, and may find it at the next call. Set it before you export."
+    )
 
 
 def leaves_tensor(path: str) -> CaptureError:

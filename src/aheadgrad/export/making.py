@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
+from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.programs import Constants, with_names, with_one
@@ -81,7 +81,15 @@ def export(
             stages = making.stages()
             return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
     except FallbackError as error:
-        raise CaptureError(f"This call cannot be exported: {error.reason}.") from error
+        raise CaptureError(f"This call cannot be exported: {_said(error.reason)}.") from error
+    except DataDependentError as error:
+        raise DataDependentError(_said(str(error))) from error
+
+
+def _said(text: str) -> str:
+    """A reason, without the advice that is for `compile`."""
+    text = text.replace('; frontend="dynamo" can', "").partition('\n  3. use frontend="dynamo"')[0]
+    return text.replace("(a new value compiles a new entry)", "(an export is for one value)")
 
 
 def _with_sizes(stage: Stage, flat: Flat, asked: Any) -> Stage:

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 
 from aheadgrad.errors import CaptureError, DataDependentError
 from aheadgrad.recording.plain import SIMPLE
-from aheadgrad.torchlayer.exporting import told_of_export
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 
 See = Callable[[Any], Any]
@@ -47,9 +46,12 @@ class HeldOptimizer:
         for g, group in enumerate(self.groups):
             for key, value in group.items():
                 if isinstance(value, Tensor):
-                    yield f"{self.path}.param_groups[{g}].{key}", value
+                    yield self._of_group(g, key), value
         for k, key in self.there:
             yield self._name(names, k, key), self.there[k, key]
+
+    def _of_group(self, g: int, key: str) -> str:
+        return f"{self.path}.param_groups[{g}].{key}"
 
     def _name(self, names: Names, k: int, key: str) -> str:
         return f"{self.path}.{key}.{names[id(self.parameters[k])]}"
@@ -74,11 +76,12 @@ class HeldOptimizer:
         settings = self._settings()
         own = vars(self.optimizer)
         kept = {"step": own["step"]} if "step" in own else {}  # as schedulers put it there
-        own["step"] = self._untold(self.optimizer.step)
+        own["step"] = self._explained(self.optimizer.step)
         try:
             yield
-            for place, value in self._settings().items():
-                if settings.get(place, value) != value:
+            now = self._settings()
+            for place, value in settings.items():
+                if now.get(place) != value:
                     raise self._changes(place[-1])
         finally:
             del own["step"]
@@ -98,12 +101,18 @@ class HeldOptimizer:
     def _settings(self) -> dict[tuple[int, str], Any]:
         """What is no tensor in its groups."""
         groups = enumerate(self.optimizer.param_groups)
-        return {(g, key): v for g, group in groups for key, v in group.items() if isinstance(v, int | float)}
+        return {
+            (g, key): v for g, group in groups for key, v in group.items() if isinstance(v, (*SIMPLE, tuple))
+        }
 
     def left(self, see: See, names: Names) -> dict[str, Tensor]:
         """Inside `swapped`: the tensors of its state as they are now, by name."""
         found: dict[str, Tensor] = {}
         self._left = {}
+        for g, (group, was) in enumerate(zip(self.optimizer.param_groups, self.groups, strict=True)):
+            for key in was:
+                if isinstance(was[key], Tensor) and isinstance(group.get(key), Tensor):
+                    found[self._of_group(g, key)] = group[key]
         for k, p in enumerate(self.parameters):
             for key, value in self.optimizer.state.get(see(p), {}).items():
                 self._left[k, key] = Tensor if isinstance(value, Tensor) else value
@@ -124,23 +133,22 @@ class HeldOptimizer:
             if (k, key) in self.numbers and self.numbers[k, key] != value:
                 raise self._changes(key)
 
-    def _untold(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step that knows nothing of an export: optimizers round in other ways when they are compiled."""
+    def _explained(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step that tells why it cannot be recorded."""
         kind = f"{self.path} ({type(self.optimizer).__name__})"
 
-        def plain(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             if any(group.get("fused") for group in self.groups):
                 raise CaptureError(
                     f"{kind} has fused=True, whose kernels cannot be recorded. Make it with foreach=True."
                 )
-            with told_of_export(told=False):
-                try:
-                    return step(*args, **kwargs)
-                except _DECIDES as error:
-                    raise CaptureError(
-                        f"{kind} decides what to do by numbers that it reads from tensors, such as its count "
-                        "of steps or a loss, and a program cannot. Choose another optimizer, as AdamW or "
-                        "NAdam; or export the gradients with loss=, and let it step outside."
-                    ) from error
+            try:
+                return step(*args, **kwargs)
+            except _DECIDES as error:
+                raise CaptureError(
+                    f"{kind} decides what to do by numbers that it reads from tensors, such as its count of "
+                    "steps or a loss, and a program cannot. Choose another optimizer, as AdamW or NAdam; or "
+                    "export the gradients with loss=, and let it step outside."
+                ) from error
 
-        return plain
+        return run

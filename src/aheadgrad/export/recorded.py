@@ -23,19 +23,20 @@ from aheadgrad.export.trees import LEAF, Tree, paths, tree_of
 from aheadgrad.facts.facts import SameAs
 from aheadgrad.frontends.function import Flat, make_call
 from aheadgrad.frontends.state import changed
+from aheadgrad.frontends.trace import random_states
 from aheadgrad.joint.level import Joint
 from aheadgrad.joint.requests import Request
 from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
 from aheadgrad.recording.door import LiveDoor
-from aheadgrad.recording.plain import FIXED, SIMPLE
+from aheadgrad.recording.plain import FIXED, SIMPLE, freeze
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dynamo import Symbols
-from aheadgrad.torchlayer.exporting import told_of_export
+from aheadgrad.torchlayer.exporting import optimizers_untold, told_of_export
 from aheadgrad.torchlayer.hooks import has_hooks_after_grad, hooks_on
 from aheadgrad.torchlayer.symbols import is_symbolic
 
@@ -134,21 +135,32 @@ class Recorder:
                 raise UnsupportedInput(f"{path} has hooks, which an export leaves out. Remove them.")
 
     def record(self) -> Recorded:
-        """A function that changes an attribute may do so at its first call only."""
-        before = self.holding.state
+        """A function may change an attribute at its first call, if that does nothing else than later ones."""
         try:
             return self._record()
         except FallbackError as error:
             if not error.once:
                 raise
+            why = error
         try:
-            return self._record()
-        except FallbackError:
-            before.put_back()
-            self.holding.put_back()
-            raise
+            found = self._record()
+            self._put_back()
+            first = self._record(settled=False)
+        finally:
+            self._put_back()
+        first.recording.release()
+        one, other = ((str(r.joint.program), str(r.joint.facts.outputs)) for r in (first, found))
+        if one != other:
+            found.recording.release()
+            raise why
+        return found
 
-    def _record(self) -> Recorded:
+    def _put_back(self) -> None:
+        self.holding.state.put_back()
+        self.holding.put_back()
+
+    def _record(self, *, settled: bool = True) -> Recorded:
+        """One run; if it is `settled`, what it changes besides tensors is refused."""
         holding, left = self.holding, Left()
         tensors = holding.tensors
         look = holding.state.look(in_words=True)
@@ -161,8 +173,8 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
-            given = pytree.tree_flatten((args, kwargs))
-            with told_of_export(told=True):
+            given, drawn = pytree.tree_flatten((args, kwargs)), freeze(random_states())
+            with told_of_export(told=True), optimizers_untold():
                 try:
                     result = self.fn(*args, **kwargs)
                 except AttributeError as error:
@@ -174,12 +186,17 @@ class Recorder:
                     "The function changes a list or dictionary among its arguments, which an export cannot "
                     "repeat. Return what it adds instead."
                 )
+            if freeze(random_states()) != drawn:
+                raise CaptureError(
+                    "The function draws random numbers of Python or numpy, which an export cannot repeat. "
+                    "Draw from torch, or pass the number as an argument."
+                )
             see = sees[0]
-            holding.settle(see)
+            holding.settle(see, strict=settled)
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
             now = holding.state.look(originals)
-            if now.found != look.found:
+            if now.found != look.found and settled:
                 known = {id(h.tensor) for h in tensors}
                 for t in now.tensors:
                     if id(t) not in known:
@@ -200,12 +217,23 @@ class Recorder:
         found = _Places(tensors, self.flat, session)
         places = [found.of(real, slot) for real, slot in zip(reals, _slots(session), strict=True)]
         recorded = Recorded(recording, joint, left, tensors, reals, places, found.constants, self.flat)
+        self._check_unnamed(found.constants, session)
         for path in _uses(recorded, left.replaced):
             raise CaptureError(
                 f"The function uses {path} and then puts something else in its place than a tensor of the "
                 "same shape without a history. Write to it under no_grad, or detach what you keep."
             )
         return recorded
+
+    def _check_unnamed(self, constants: Mapping[str, Tensor], session: Any) -> None:
+        """What the function reaches in ways that have no name has no gradients and hooks."""
+        seen = {id(e.real): e.seen for e in session.entrances}
+        for t in constants.values():
+            if hooks_on(t) or (id(t) in seen and grad_of(seen[id(t)]) is not None):
+                raise CaptureError(
+                    f"The function leaves a gradient in a tensor of size {tuple(t.shape)}, or uses its "
+                    "hooks, and reaches it in a way that an export does not follow. Let it name the module."
+                )
 
     def _explain(self, error: AttributeError) -> None:
         """Attributes of arguments are no part of them."""

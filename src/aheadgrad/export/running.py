@@ -54,6 +54,7 @@ class Running:
         places = Reached(leaves_of(args, kwargs, runner.signature), self.state)
         wanted = {g.name: g.place for b in runner.signature.backwards for g in b.gradients}
         pairs = [(places[p], step.gradients[n]) for n, p in wanted.items() if p is not None]
-        pairs = list({id(t): (t, g) for t, g in pairs if g is not None}.values())
-        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        known = {id(t): (t, g) for t, g in pairs if g is not None and t.requires_grad}
+        if known:
+            torch.autograd.backward([t for t, _ in known.values()], [g for _, g in known.values()])
         return step.output
