@@ -153,6 +153,9 @@ class _Checking:
                     self._place(g.place)
         for _, position in (*s.updates, *s.old_memory):
             _within(position, len(s.leaving), "result")
+        single = {slot: type(v) is Value and v.type.size == () for slot, v in results}
+        for k in s.numbers:
+            _need(single.get(UserOutput(k)), f"has no number {k}")
         for _, number in s.made:
             _within(number, len(s.facts.outputs), "output")
         if s.loss is not None:

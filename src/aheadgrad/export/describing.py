@@ -83,6 +83,7 @@ class Describing:
             sizes=sizes_of(joint, self.inputs),
             conditions=conditions_of(found.recording),
             exact_memory=found.recording.depends_on_offsets,
+            numbers=left.numbers,
         )
 
     def _held(self) -> list[Held]:

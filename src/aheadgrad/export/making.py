@@ -84,6 +84,13 @@ def export(
         raise CaptureError(f"This call cannot be exported: {_said(error.reason)}.") from error
     except DataDependentError as error:
         raise DataDependentError(_said(str(error))) from error
+    except AssertionError as error:
+        if "no input of this program provides" not in str(error):
+            raise
+        raise CaptureError(
+            "The function computes with a truth value that it reads from a tensor (.item() of a bool). Read "
+            "a number: t.int().item(), or choose with torch.where."
+        ) from error
 
 
 def _said(text: str) -> str:

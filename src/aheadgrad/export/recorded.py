@@ -39,6 +39,7 @@ from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.exporting import optimizers_untold, told_of_export
 from aheadgrad.torchlayer.hooks import has_hooks_after_grad, hooks_on
 from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.unbacked import as_tensor, sizes_from_values
 
 
 @dataclass(eq=False)
@@ -47,6 +48,7 @@ class Left:
 
     returns: Tree = LEAF
     outputs: int = 0
+    numbers: tuple[int, ...] = ()  # those of them that are numbers which values decide, and leave as tensors
     found: frozenset[str] = frozenset()  # the names of what may be there, and was
     there: frozenset[str] = frozenset()  # ... and of what is there now
     gradients: frozenset[str] = frozenset()  # ... of which these are gradients
@@ -252,7 +254,13 @@ class Recorder:
                     f"The result has a {type(leaf).__name__} at {path or 'its top'}, which an export cannot "
                     "hold. Return tensors, numbers and texts (Hugging Face: config.use_cache=False)."
                 )
+            if isinstance(leaf, torch.Size) and any(map(sizes_from_values, leaf)):
+                raise CaptureError(
+                    f"The size at {path or 'the top'} is one that values decide. Return tuple(size)."
+                )
         left.outputs = len(leaves)
+        left.numbers = tuple(k for k, v in enumerate(leaves) if is_symbolic(v) and sizes_from_values(v))
+        leaves = [as_tensor(v) if k in left.numbers else v for k, v in enumerate(leaves)]
         held = {id(h.tensor) for h in tensors}
         for leaf, path in zip(self.flat.leaves, self.flat.paths, strict=True):
             if isinstance(leaf, Tensor) and id(leaf) not in held and grad_of(see(leaf)) is not None:

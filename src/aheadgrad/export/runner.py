@@ -30,6 +30,7 @@ from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.functorch_levels import kinds, takes_part
 from aheadgrad.torchlayer.subclasses import build, parts_of
 from aheadgrad.torchlayer.symbols import Number
 
@@ -62,6 +63,7 @@ class Runner:
     ) -> Step:
         signature = self.signature
         leaves = match(signature, args, kwargs, self.state, self.numbers)
+        _check_transforms(leaves)
         places = Reached(leaves, self.state)
         self._count(tangents)
         with torch.no_grad(), autocast_as(None):  # casts are in the programs
@@ -77,6 +79,8 @@ class Runner:
             gradients = self._gradients(leaving, rest, tangents)
             self._update(places, leaving, gradients, size)
             outputs = sharing.outputs(leaving)
+            for k in signature.numbers:
+                outputs[k] = outputs[k].item()
         if signature.facts.grad_mode_after is not None:
             torch.set_grad_enabled(signature.facts.grad_mode_after)
         self.state.update({name: outputs[k].detach() for name, k in signature.made})
@@ -180,6 +184,16 @@ class Runner:
                 tangent = laid_out(tangent, t.type.stride)
             found += parts_of(tangent)
         return found
+
+
+def _check_transforms(leaves: list[Any]) -> None:
+    """Derivatives that are taken around a run would all be zero."""
+    around = {"grad", "jvp"}.intersection(kinds())
+    if around and any(isinstance(t, Tensor) and any(True for _ in takes_part(t)) for t in leaves):
+        raise InvalidOption(
+            f"An export runs inside of torch.func.{around.pop()}, and its results have no history. Export "
+            "with loss= or tangents=True, or let the function that you export take the derivative."
+        )
 
 
 class Reached(dict[Place, Tensor]):

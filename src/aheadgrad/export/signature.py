@@ -123,7 +123,8 @@ class CallSignature:
     flat output of the facts), and `gone` are there no longer when it ends.
     `facts` tell how results and updates share memory. `outputs` are the paths of what the function returns,
     and `loss` the number of the one that gradients are of. `exact_memory`: strides and offsets of arguments
-    have to be as they were; otherwise they may be any.
+    have to be as they were; otherwise they may be any. `numbers` are outputs that programs give as tensors,
+    and the function as numbers (`loss.item()`).
     """
 
     kind: str
@@ -148,6 +149,7 @@ class CallSignature:
     sizes: tuple[Size, ...] = ()
     conditions: tuple[Any, ...] = ()
     exact_memory: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:

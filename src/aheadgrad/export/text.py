@@ -60,7 +60,8 @@ def signature_lines(s: CallSignature) -> list[str]:
         lines.append(f"  shares     {s.name_of(place)} lies in the memory of another input")
     for j, path in enumerate(s.outputs):
         loss = ", the loss" if j == s.loss else ""
-        lines.append(f"  output     {path or 'the result'}: {_output(s, j)}{loss}")
+        what = "a number" if j in s.numbers else _output(s, j)
+        lines.append(f"  output     {path or 'the result'}: {what}{loss}")
     lines += [f"  update     {s.name_of(s.place(f.index))}: {_update(s, f)}" for f in _changed(s)]
     lines += [f"  makes      {name}" for name, _ in s.made]
     lines += [f"  drops      {name}" for name in s.gone]
