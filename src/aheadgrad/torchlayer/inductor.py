@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
+from aheadgrad.torchlayer.dispatch import is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -103,33 +103,14 @@ def _simplify() -> Any:
             module: Any = graph.owning_module
             device = next((v.device for v in _fakes(module)), torch.device("cpu"))
             given: Any = (device,) if takes_device else ()
-            known = set(graph.nodes)
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
             joint_graph_passes(module, *given)
-            _merge_repetitions(module.graph, known)
 
         def uuid(self) -> str:
-            return "aheadgrad: joint graph passes, repetitions merged"
+            return "aheadgrad: joint graph passes"
 
     return Simplify()
-
-
-def _merge_repetitions(graph: fx.Graph, known: set[fx.Node]) -> None:
-    """Passes repeat themselves: the gradient of logits is padded for each of the products that it is part of.
-    Nodes that were there before, and results of the graph, stay as they are."""
-    seen: dict[Any, fx.Node] = {}
-    output = graph.output_node()
-    for node in list(graph.nodes):
-        target = node.target
-        if node in known or node.op != "call_function" or output in node.users:
-            continue
-        if not isinstance(target, OpOverload) or is_mutable(target) or is_random(target):
-            continue
-        first = seen.setdefault((target, repr(node.args), repr(node.kwargs)), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
 
 
 @functools.cache
