@@ -35,13 +35,15 @@ class Wants:
     `decompositions` are made while the function is recorded (a caller's own come before them). `layouts`: for
     how many layouts of tangents a backward is compiled before others are copied into the one that is
     expected. `partition`: what `partition="default"` means with this backend. `replays`: can random ops run
-    again with the numbers that they drew before?
+    again with the numbers that they drew before? `updates`: programs change their inputs themselves, where
+    autograd need not see it (the statistics of a BatchNorm).
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     layouts: int = 8
     partition: str = "default"
     replays: bool = True
+    updates: bool = False
 
 
 @dataclass(frozen=True, eq=False)

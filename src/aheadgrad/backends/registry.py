@@ -95,8 +95,15 @@ def settled(options: Options, device: str) -> Options:
     wants = wants_of(backend)
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
-    given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
-    return replace(options, **given, partition=partition, layouts=wants.layouts, replays=wants.replays)
+    given: dict[str, Any] = {
+        "backend": backend,
+        "mode": None,
+        "decompositions": chosen,
+        "partition": partition,
+    }
+    if wants.updates:
+        given["keep_inference_input_mutations"] = True
+    return replace(options, **given, layouts=wants.layouts, replays=wants.replays)
 
 
 class Compiler:

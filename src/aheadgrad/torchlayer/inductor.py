@@ -24,6 +24,7 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aheadgrad.torchlayer.dispatch import is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -190,6 +191,7 @@ def compile_graph(
 
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(visible)
+    written = [i for i, node in enumerate(module.graph.find_nodes(op="placeholder")) if _is_written(node)]
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
@@ -204,7 +206,24 @@ def compile_graph(
             **family.arguments(),
         )
     strides = context.output_strides
-    return made, tuple(strides) if strides else None
+    return _moving_versions(made, written) if written else made, tuple(strides) if strides else None
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(is_mutable(user.target) and user.args[0] is node for user in node.users)
+
+
+def _moving_versions(run: Callable[[list[Any]], Any], written: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """Version counters of inputs that a program writes to move by one, as with an op; kernels move none."""
+
+    def call(args: list[Any]) -> Any:
+        changed = [t for t in map(args.__getitem__, written) if not t.is_inference()]
+        versions = [t._version + 1 for t in changed]
+        results = run(args)
+        torch._C._autograd._unsafe_set_version_counter(tuple(changed), tuple(versions))
+        return results
+
+    return call
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
@@ -215,9 +234,11 @@ def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Without what surrounds the call: autocast, grad mode, inference mode. And without warnings about what
-    Inductor does with torch and Python."""
+    Inductor does with torch and Python; others come when it is done, so that none of them ends a compile."""
     with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-        with warnings.catch_warnings():
-            for kind in (DeprecationWarning, FutureWarning, ResourceWarning):
-                warnings.simplefilter("ignore", kind)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             yield
+    for warning in seen:
+        if not issubclass(warning.category, DeprecationWarning | FutureWarning | ResourceWarning):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
