@@ -308,3 +308,46 @@ def test_arguments_without_grad_get_none() -> None:
     x = torch.ones(3)
     exported.backward(x)
     assert x.grad is None
+
+
+def test_what_was_there_before_is_not_written_to() -> None:
+    """A tensor in another's place: results of former calls, and what a backward saved, stay as they are."""
+
+    class Decays(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("rate", torch.ones(2))
+
+        def forward(self, x: Tensor) -> Any:
+            before = self.rate
+            loss = (self.layer(x) * self.rate).square().sum()
+            self.rate = self.rate * 0.5
+            return loss, before
+
+    theirs, x = Decays(), torch.ones(4, 3)
+    for partition in (None, "min_cut"):
+        exported, theirs = export(Decays(), (x,), loss=0, partition=partition), Decays()
+        found, wanted = [], []
+        for _ in range(3):
+            wanted.append(theirs(x))
+            wanted[-1][0].backward()
+            found.append(exported.backward(x))
+            torch.testing.assert_close([b for _, b in found], [b for _, b in wanted], rtol=0, atol=0)
+        weight = theirs.layer.weight.grad
+        torch.testing.assert_close(exported.parameters["layer.weight"].grad, weight, rtol=0, atol=0)
+        assert "update     rate: another tensor" in str(exported)
+        assert exported.signature.updated == ("rate",)
+
+
+def test_two_places_for_one_tensor_are_refused() -> None:
+    held = {"before": torch.zeros(3), "now": torch.ones(3)}
+
+    def step(x: Tensor) -> Tensor:
+        held["before"] = held["now"]
+        held["now"].add_(1)
+        return held["before"] * x
+
+    with pytest.raises(CaptureError, match=r"leaves held\['before'\] in the memory of another tensor"):
+        export(step, (torch.ones(3),))

@@ -156,7 +156,8 @@ class _Checking:
         single = {slot: type(v) is Value and v.type.size == () for slot, v in results}
         for k in s.numbers:
             _need(single.get(UserOutput(k)), f"has no number {k}")
-        for _, number in s.made:
+        _need(all(name in self.held for name, _ in s.renewed), "renews what it does not hold")
+        for _, number in (*s.made, *s.renewed):
             _within(number, len(s.facts.outputs), "output")
         if s.loss is not None:
             _within(s.loss, len(s.outputs), "the loss")

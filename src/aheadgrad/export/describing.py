@@ -74,6 +74,7 @@ class Describing:
             old_memory=tuple(joint.old_memory.items()),
             finds=tuple(sorted(left.found & left.tracked)),
             made=made,
+            renewed=tuple((name, found.made_at(name)) for name in left.renewed),
             gone=tuple(sorted((left.found - left.there) & left.tracked)),
             backwards=tuple(self._backward(g) for g in joint.gradients if g is not None),
             loss=self.loss,
@@ -89,6 +90,7 @@ class Describing:
     def _held(self) -> list[Held]:
         reals = dict(zip(self.found.places, self.found.reals, strict=True))
         wanted = {self.inputs[i] for i in self.taken} | self._mentioned()
+        wanted |= {Place("held", name) for name in self.found.left.renewed}
         found = []
         for h in self.found.tensors:
             place = Place("held", h.name)

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aheadgrad.errors import CaptureError, FallbackError
@@ -44,11 +43,13 @@ class HeldTensor:
 
 @dataclass(eq=False)
 class Change:
-    """Of what may be there or not: names of what was there, of what is now, and what is new."""
+    """Of what may be there or not: names of what was there, of what is now; what is new, and what is there in
+    the place of another tensor."""
 
     found: frozenset[str]
     there: frozenset[str]
     made: dict[str, Tensor]
+    renewed: dict[str, Tensor]
 
 
 class Holding:
@@ -127,9 +128,9 @@ class Holding:
             stack.callback(self._unkey)
             yield
 
-    def settle(self, see: See, *, strict: bool) -> None:
-        """After a run: a tensor put in another's place (`self.b = self.b + 1`) is an update of that; if it is
-        `strict`, nothing else is changed."""
+    def settle(self, see: See, *, strict: bool) -> list[tuple[Tensor, Tensor]]:
+        """After a run: tensors as the trace sees them, with those that were put in their place
+        (`self.b = self.b + 1`). If it is `strict`, nothing else is changed."""
         given, self._given = self._given, []  # what a function leaves behind is looked for, also here
         self._unkey()
         for h in self.owners:
@@ -148,10 +149,9 @@ class Holding:
         _check_names(given, found)
         self.replaced = {id(t): place.path for place, t, now in found if not _is_update(place, t, now)}
         found = [one for one in found if id(one[1]) not in self.replaced]
-        with torch.no_grad():
-            for (place, t, _), value in zip(found, [now.clone() for _, _, now in found], strict=True):
-                t.copy_(value)
-                place.put(t)
+        for place, t, _ in found:
+            place.put(t)
+        return [(t, now) for _, t, now in found]
 
     @contextmanager
     def watching_hooks(self) -> Iterator[None]:
@@ -188,8 +188,7 @@ class Holding:
         return {name: t for name, t in found.items() if t is not None}
 
     def change(self, see: See, kept: Collection[str]) -> Change:
-        """Inside `swapped`, after a run. A tensor in another's place is an update of that; of gradients,
-        those that are `kept`."""
+        """Inside `swapped`, after a run; of gradients, those that are `kept`."""
         before, self._before = self._before, {}
         there = self._there(see)
         for one in self.optimizers:
@@ -199,19 +198,14 @@ class Holding:
                 if name in before and there.pop(name, None) is not before.pop(name):
                     raise _puts(name, h.name)
         grads = {f"{h.name}.grad" for h in self.owners}
-        for name, t in there.items():
-            if name in before and t is not before[name] and (name in kept or name not in grads):
-                if (t.shape, t.dtype, t.device) != (
-                    before[name].shape,
-                    before[name].dtype,
-                    before[name].device,
-                ):
-                    raise _puts(name, name)
-                with torch.no_grad():
-                    before[name].copy_(t)
-        new = there.keys() - before.keys()
-        made = {n: t for n, t in there.items() if n in new and (n in kept or n not in grads)}
-        return Change(frozenset(before), frozenset(there), made)
+        matters = {name: t for name, t in there.items() if name in kept or name not in grads}
+        matters = {name: t.detach() if t.requires_grad else t for name, t in matters.items()}
+        made = {name: t for name, t in matters.items() if name not in before}
+        renewed = {n: t for n, t in matters.items() if n in before and there[n] is not before[n]}
+        for name, t in renewed.items():
+            if not _is_like(before[name], t):
+                raise _puts(name, name)
+        return Change(frozenset(before), frozenset(there), made, renewed)
 
     def stand_in(self, there: Mapping[str, Tensor]) -> None:
         """From now on this is there."""
@@ -307,5 +301,8 @@ def _puts(name: str, other: str) -> CaptureError:
 
 def _is_update(place: state.Place, t: Tensor, now: Any) -> bool:
     """Is it a tensor that can stand in the other's memory? One with a history leads on to other calls."""
-    same = isinstance(now, Tensor) and (now.shape, now.dtype, now.device) == (t.shape, t.dtype, t.device)
-    return same and not now.requires_grad and not isinstance(place.slot, Parameter)
+    return _is_like(t, now) and not now.requires_grad and not isinstance(place.slot, Parameter)
+
+
+def _is_like(t: Tensor, now: Any) -> bool:
+    return isinstance(now, Tensor) and (now.shape, now.dtype, now.device) == (t.shape, t.dtype, t.device)

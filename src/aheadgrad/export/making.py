@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
+from aheadgrad.export.losses import loss_index, of_loss
 from aheadgrad.export.programs import Constants, with_names, with_one
-from aheadgrad.export.recorded import Recorder, loss_index, of_loss
+from aheadgrad.export.recorded import Recorder
 from aheadgrad.export.shapes import symbols_for
 from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
@@ -203,6 +204,10 @@ class _Making:
         if made is None:
             path = list(paths(self.found.left.returns))[loss] or "the result"
             raise CaptureError(f"The loss ({path}) does not require grad: nothing can be differentiated.")
+        if type(made[1]) is not Value:
+            raise InvalidOption(
+                f"loss={self.asked!r} is a tensor subclass: return a plain tensor as the loss."
+            )
         count = 1
         for n in made[1].size():
             count = count * n if isinstance(n, int) else count

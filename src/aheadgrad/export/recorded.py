@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from aheadgrad import pipeline
-from aheadgrad.errors import CaptureError, FallbackError, InvalidOption, UnsupportedInput
+from aheadgrad.errors import CaptureError, FallbackError, UnsupportedInput
 from aheadgrad.export.holding import HeldTensor, Holding, grad_of, leaves_tensor
 from aheadgrad.export.matching import storage_of
 from aheadgrad.export.signature import Place
@@ -25,11 +25,9 @@ from aheadgrad.frontends.function import Flat, make_call
 from aheadgrad.frontends.state import changed
 from aheadgrad.frontends.trace import random_states
 from aheadgrad.joint.level import Joint
-from aheadgrad.joint.requests import Request
 from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
-from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.plain import FIXED, SIMPLE, freeze
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
@@ -54,6 +52,7 @@ class Left:
     gradients: frozenset[str] = frozenset()  # ... of which these are gradients
     tracked: frozenset[str] = frozenset()  # those of both that matter to later calls
     made: list[str] = field(default_factory=list)  # of that: new; results behind the function's own
+    renewed: list[str] = field(default_factory=list)  # names of what has another tensor now; behind those
     replaced: dict[str, Tensor] = field(default_factory=dict)  # by path: held before, lost for good
 
 
@@ -92,8 +91,8 @@ class Recorded:
 
     def made_at(self, name: str) -> int:
         """The number of the flat output that a tensor leaves as."""
-        count = len(self.joint.facts.outputs) - len(self.left.made)
-        return count + self.left.made.index(name)
+        names = [*self.left.made, *self.left.renewed]
+        return len(self.joint.facts.outputs) - len(names) + names.index(name)
 
 
 class Recorder:
@@ -194,7 +193,7 @@ class Recorder:
                     "Draw from torch, or pass the number as an argument."
                 )
             see = sees[0]
-            holding.settle(see, strict=settled)
+            moved = holding.settle(see, strict=settled)
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
             now = holding.state.look(originals)
@@ -207,7 +206,9 @@ class Recorder:
                         raise leaves_tensor(path)
                 raise changed(look.differences(now)[0][0])
             holding.state.put_back()  # lists of parameters that a module keeps beside them
-            return self._results(result, see, tensors, left)
+            names = {id(h.tensor): h.name for h in tensors}
+            renewed = {names[id(originals[id(t)])]: now for t, now in moved}
+            return self._results(result, see, tensors, left, renewed)
 
         call = make_call(run, self.flat, [(h.slot, h.tensor) for h in tensors], around)
         call.whole = call.watched = True
@@ -246,7 +247,9 @@ class Recorder:
                     "know. Pass it as an argument of its own."
                 ) from error
 
-    def _results(self, result: Any, see: Any, tensors: list[HeldTensor], left: Left) -> list[Any]:
+    def _results(
+        self, result: Any, see: Any, tensors: list[HeldTensor], left: Left, renewed: dict[str, Tensor]
+    ) -> list[Any]:
         leaves, left.returns = tree_of(result, "the result")
         for leaf, path in zip(leaves, paths(left.returns), strict=True):
             if not isinstance(leaf, (Tensor, *SIMPLE)) and not is_symbolic(leaf):
@@ -269,26 +272,35 @@ class Recorder:
                     "Return torch.autograd.grad(...) instead, or export with loss=."
                 )
         copied = [] if self.copied is None else [leaves[self.copied].clone()]
-        return [*leaves, *copied, *self._made(leaves, see, tensors, left)]
+        return [*leaves, *copied, *self._kept(leaves, see, tensors, left, renewed)]
 
-    def _made(self, leaves: list[Any], see: Any, tensors: list[HeldTensor], left: Left) -> list[Tensor]:
-        """What was not there and is; what was there and is another tensor now is an update of that."""
+    def _kept(
+        self, leaves: list[Any], see: Any, tensors: list[HeldTensor], left: Left, renewed: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """What the next call finds: what was not there and is, and what is there in another's place."""
         change = self.holding.change(see, self.kept)
-        left.found, left.there, left.made = change.found, change.there, list(change.made)
+        renewed.update(change.renewed)
+        left.found, left.there = change.found, change.there
+        left.made, left.renewed = list(change.made), list(renewed)
         both = change.found | change.there
         left.gradients = both & {f"{h.name}.grad" for h in self.holding.owners}
         left.tracked = both - left.gradients | self.kept
-        given = [v for v in self.flat.leaves if isinstance(v, Tensor)] + [h.tensor for h in tensors]
-        others = [see(t) for t in given] + [v for v in leaves if isinstance(v, Tensor)]
-        for name, t in change.made.items():
-            for other in (*others, *change.made.values()):
-                is_other = other is not t or any(see(v) is t for v in given)
-                if is_other and storage_of(other) == storage_of(t):
-                    raise CaptureError(
-                        f"The function leaves {name} in the memory of another tensor, which an export cannot "
-                        "keep. Clone it."
-                    )
-        return list(change.made.values())
+        moved = {id(see(h.tensor)) for h in tensors if h.name in renewed}
+        stays = [t for t in (see(h.tensor) for h in tensors) if id(t) not in moved]
+        given = [storage_of(see(v)) for v in self.flat.leaves if isinstance(v, Tensor)]
+        shown = {id(v): storage_of(v) for v in leaves if isinstance(v, Tensor)}
+        found: dict[str, Tensor] = {}
+        for name, t in (*change.made.items(), *renewed.items()):
+            others = [*map(storage_of, (*stays, *found.values()))]
+            others += [storage for i, storage in shown.items() if i != id(t)]
+            if storage_of(t) in others:
+                raise CaptureError(
+                    f"The function leaves {name} in the memory of another tensor, which an export cannot "
+                    "keep. Clone it."
+                )
+            is_given = id(t) in moved or storage_of(t) in given
+            found[name] = t.clone() if is_given else t
+        return list(found.values())
 
     def start(self, kept: frozenset[str]) -> None:
         """All over again: this is what is there."""
@@ -346,42 +358,3 @@ class _Places:
         self.constants[name] = real
         self.known[id(real)] = Place("held", name)
         return self.known[id(real)]
-
-
-def loss_index(loss: int | str, returns: Tree) -> int:
-    """The number of the flat output that `loss` names."""
-    written = list(paths(returns))
-    if isinstance(loss, int) and not isinstance(loss, bool):
-        if 0 <= loss < len(written):
-            return loss
-    else:
-        spellings = (loss, f".{loss}", f"[{loss!r}]")
-        fitting = [k for k, path in enumerate(written) if path in spellings]
-        if len(fitting) == 1:
-            return fitting[0]
-    known = ", ".join(f"{k}: {path or 'the result itself'}" for k, path in enumerate(written))
-    raise InvalidOption(f"loss={loss!r} is no output; choose a number or path of these: {known}.")
-
-
-def of_loss(found: Recorded, slot: UserOutput) -> tuple[Joint, Value] | None:
-    """The joint narrowed to the gradients of one output, and the output's value; None if it has none."""
-    joint = found.joint
-    for component in joint.components:
-        for k, i in enumerate(component.exits):
-            if joint.exits[i].slot != slot:
-                continue
-            value = joint.exits[i].value
-            if len(component.exits) == 1:
-                return _only(joint, component.number, joint.gradients[component.number]), value
-            pattern = tuple(True if j == k else None for j in range(len(component.exits)))
-            request = Request(component.number, pattern, joint.backward_autocast)
-            further = LiveDoor(found.recording).more(request)
-            return _only(joint, component.number, further.gradients, further.tape), value
-    return None
-
-
-def _only(joint: Joint, number: int, gradients: Any, tape: Any = None) -> Joint:
-    if gradients is None:
-        raise joint.failures[number]
-    one = (joint.components[number],)
-    return replace(joint, tape=tape or joint.tape, components=one, gradients=(gradients,))

@@ -83,7 +83,7 @@ class Runner:
                 outputs[k] = outputs[k].item()
         if signature.facts.grad_mode_after is not None:
             torch.set_grad_enabled(signature.facts.grad_mode_after)
-        self.state.update({name: outputs[k].detach() for name, k in signature.made})
+        self.state.update({name: outputs[k].detach() for name, k in (*signature.made, *signature.renewed)})
         for name in signature.gone:
             del self.state[name]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)

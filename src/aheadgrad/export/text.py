@@ -63,6 +63,7 @@ def signature_lines(s: CallSignature) -> list[str]:
         what = "a number" if j in s.numbers else _output(s, j)
         lines.append(f"  output     {path or 'the result'}: {what}{loss}")
     lines += [f"  update     {s.name_of(s.place(f.index))}: {_update(s, f)}" for f in _changed(s)]
+    lines += [f"  update     {name}: another tensor" for name, _ in s.renewed]
     lines += [f"  makes      {name}" for name, _ in s.made]
     lines += [f"  drops      {name}" for name in s.gone]
     for backward in s.backwards:
