@@ -210,6 +210,11 @@ def draws() -> Step:
     return lambda x: x * random.random()
 
 
+def takes_its_own_batches() -> Step:
+    batches = iter([torch.ones(3), torch.zeros(3)])
+    return lambda x: x * next(batches)
+
+
 def has_two_names() -> Step:
     held = {"a": torch.zeros(3)}
     held["b"] = held["a"]
@@ -250,6 +255,7 @@ REFUSED = {
     counts_on_itself: r"changes .*step\.n",
     makes_an_attribute: r"makes held\.n",
     draws: "random numbers of Python",
+    takes_its_own_batches: "takes the next part of batches",
     has_two_names: "something else than held",
     leaves_eval_mode: r"changes net\.training",
     hides_it_deep: r"leaves a gradient in a tensor of size \(4, 3\)",

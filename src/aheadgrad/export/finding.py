@@ -85,6 +85,7 @@ class Finding:
         self.tensors: list[state.Place] = []
         self.plain: list[state.Place] = []
         self.owners: list[tuple[str, Tensor]] = []  # tensors that may have hooks and attributes
+        self.iterators: list[state.Place] = []
         self.keyed: list[dict[Any, Any]] = []  # dictionaries with tensors for keys
         self.tables: list[
             tuple[str, Any, frozenset[Any]]
@@ -107,6 +108,8 @@ class Finding:
             self._on(value, path, depth)
         elif value is None or isinstance(value, SIMPLE):
             self.plain.append(type(place)(place.holder, place.key, path))
+        elif isinstance(value, Iterator) and not hasattr(value, "write"):
+            self.iterators.append(type(place)(place.holder, place.key, path))
         else:
             self.inside(value, path, depth)
 

@@ -52,6 +52,22 @@ class Change:
     renewed: dict[str, Tensor]
 
 
+class Passed:
+    """In the place of an iterator, of which each call of the function would take another part."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise CaptureError(
+            f"The function takes the next part of {self._path}, which an export cannot repeat. Pass that "
+            "part as an argument."
+        )
+
+
 class Holding:
     """What one function holds.
 
@@ -68,6 +84,8 @@ class Holding:
         self.owners = self.tensors  # what may have a gradient, hooks and attributes
         self.start()
         self._plain = finding.plain
+        self._iterators = [(place, Passed(place.path)) for place in finding.iterators]
+        self.stand_ins = {id(p): place.get() for place, p in self._iterators}  # what they stand for, by id
         self._keyed, self._tables = finding.keyed, finding.tables
         self._first = [(place, place.get()) for place in self._plain]
         self._given: list[tuple[state.Place, Any]] = []  # tensors, as the function finds them
@@ -112,6 +130,9 @@ class Holding:
         with state.swapped(self.places, see), ExitStack() as stack:
             self._given = [(place, place.get()) for place in self.places]
             self._read = [(place, place.get()) for place in self._plain]
+            for place, passed in self._iterators:
+                stack.callback(place.put, place.get())
+                place.put(passed)
             for one in self.optimizers:
                 stack.enter_context(one.swapped(see))
             for h in self.owners:
