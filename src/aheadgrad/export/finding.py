@@ -27,6 +27,7 @@ _WIDE = 256  # parts of one; what is not found by name is found when it is used,
 _OPAQUE = (str, bytes, int, float, complex, type(None), ModuleType, BuiltinFunctionType)
 _CODE = (FunctionType, MethodType, partial, classmethod, staticmethod, property, type)
 _OF_OPTIMIZERS = {*vars(Optimizer), *vars(SGD([nn.Parameter(torch.zeros(()))])), "_opt_called", "_step_count"}
+_OF_MODULES = vars(nn.Module()).keys() - {*state.HOOKS}
 _OF_PYTHON = 1 << 9  # a class that was made by a class statement
 
 
@@ -94,7 +95,7 @@ class Finding:
         run = called(fn)
         names = state.State(run, [], [])
         for path, module in names.modules:
-            self._on_tensors(path, module)
+            self._in_module(path, module)
         for place in names.names:
             self.look(place, place.path, 0)
         if isinstance(run, MethodType) and not isinstance(run.__self__, nn.Module):
@@ -125,7 +126,7 @@ class Finding:
         if isinstance(value, nn.Module):
             self.modules.append((path, value))
             for name, module in value.named_modules():
-                self._on_tensors(f"{path}.{name}".strip("."), module)
+                self._in_module(f"{path}.{name}".strip("."), module)
         elif isinstance(value, Optimizer):
             self.optimizers.append((path, value))
             for k, p in enumerate(p for group in value.param_groups for p in group["params"]):
@@ -171,15 +172,16 @@ class Finding:
             if not key.startswith("__") and not isinstance(value, _CODE):
                 self.look(Attribute(kind, key, path), f"{path}.{key}", depth + 1)
 
-    def _on_tensors(self, path: str, module: nn.Module) -> None:
-        own = (
-            module.named_parameters(recurse=False),
-            module.named_buffers(recurse=False),
-            vars(module).items(),
-        )
-        for name, t in chain(*own):
-            if isinstance(t, Tensor):
-                self._on(t, f"{path}.{name}".strip("."), 0)
+    def _in_module(self, path: str, module: nn.Module) -> None:
+        """What is on its tensors, in its hooks and in objects that are its attributes."""
+        tables = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        own = ((key, value) for key, value in vars(module).items() if key not in _OF_MODULES)
+        for name, value in chain(*tables, own):
+            full = f"{path}.{name}".strip(".")
+            if isinstance(value, Tensor):
+                self._on(value, full, 0)
+            elif not isinstance(value, nn.Module | type):
+                self.inside(value, full, 1)
 
     def _on(self, t: Tensor, path: str, depth: int) -> None:
         """What is found on a tensor: its attributes, and what its hooks hold."""
