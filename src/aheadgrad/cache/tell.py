@@ -18,6 +18,7 @@ import sys
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from enum import Enum
 from functools import cached_property, partial
 from types import (
@@ -41,11 +42,12 @@ from torch import Tensor, nn
 from aheadgrad.cache.code import code_digest, codes_in, digest, whose
 from aheadgrad.recording.containers import is_array, is_too_large
 from aheadgrad.recording.plain import BY_TEXT, SIMPLE, Same
+from aheadgrad.torchlayer.custom_ops import registered
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _BY_TEXT = {
     *SIMPLE,
-    *BY_TEXT,
+    *BY_TEXT - {Decimal},  # what is computed with these depends on settings
     torch.layout,
     torch.memory_format,
     range,
@@ -59,6 +61,12 @@ _BUILTINS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _OPS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 _MOST = 50_000  # values, in one call's surroundings
 _LARGE = 1 << 16  # bytes of a tensor
+_CLASSES_OF_C = set(
+    "abc builtins collections datetime enum functools itertools numpy operator pybind11_builtins re torch types "
+    "typing weakref".split()
+)
+_HOLDERS = ("pybind11_", "PyCapsule")  # of functions
+_FROM_SYS = tuple({type(v) for v in vars(sys).values() if isinstance(v, tuple)} - {tuple})
 _MADE_BY_PYTHON = 1 << 9  # the flag of classes that are no part of the interpreter itself
 
 
@@ -107,12 +115,16 @@ class Teller:
             if is_too_large(value):
                 raise Unprovable("a large numpy array")
             return f"array {value.dtype} {value.shape} {digest(value.tobytes().hex())}"
-        if kind.__module__ == "typing":
-            return f"typing {value!r}"
+        if kind.__module__ == "typing" or is_ufunc(value):
+            return f"{kind.__name__} {value!r}"
         return self._object(value)
 
     def _class(self, value: type) -> str:
         name = f"{value.__module__}.{value.__qualname__}"
+        if name not in self.classes and _is_of_c(value):
+            root = value.__module__.partition(".")[0]
+            if root not in _CLASSES_OF_C or value.__module__.startswith("numpy.random"):
+                raise Unprovable(f"a class that is written in C ({name})")
         if self.classes.setdefault(name, value) is not value:
             raise Unprovable(f"two classes are called {name}")
         return f"class {name}"
@@ -122,6 +134,19 @@ class Teller:
 
     def _sequence(self, value: Any) -> str:
         return f"{self._kind(value)}[{self._parts(value)}]{self._more(value)}"
+
+    def _set(self, value: Any) -> str:
+        """With the hashes: what is made of it has an order that depends on them."""
+        hashes = [hash(v) for v in value if not isinstance(v, int | float)]
+        return f"{self._sequence(value)} {hashes}"
+
+    def _op(self, value: Any) -> str:
+        """Those of others than torch are told with what was registered for them in Python."""
+        told = registered(value)
+        return f"op {value} {self._parts(told)}" if told else f"op {value}"
+
+    def _logger(self, value: logging.Logger) -> str:
+        return f"logger {value.name} {value.getEffectiveLevel()} {value.disabled} {value.manager.disable}"
 
     def _mapping(self, value: dict[Any, Any]) -> str:
         return (
@@ -157,7 +182,8 @@ class Teller:
 
     def _builtin(self, f: Any) -> str:
         holder = getattr(f, "__self__", None)
-        inside = "" if holder is None or isinstance(holder, ModuleType) else self.tell(holder)
+        unbound = holder is None or isinstance(holder, ModuleType) or type(holder).__name__.startswith(_HOLDERS)
+        inside = "" if unbound else self.tell(holder)
         module = str(
             getattr(f, "__module__", None) or getattr(getattr(f, "__objclass__", None), "__module__", "")
         )
@@ -185,6 +211,13 @@ def _is_of_c(kind: type) -> bool:
         isinstance(member, MethodDescriptorType | WrapperDescriptorType) and member.__objclass__ is kind
         for member in vars(kind).values()
     )
+
+
+def is_ufunc(value: Any) -> bool:
+    """Is it one of numpy's own?"""
+    numpy = sys.modules.get("numpy")
+    kind = getattr(numpy, "ufunc", ())
+    return isinstance(value, kind) and getattr(numpy, value.__name__, None) is value
 
 
 def _slots(kind: type) -> Iterator[str]:
@@ -219,6 +252,8 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (Same, lambda t, v: t.tell(v.value)),
     (Tensor, Teller._tensor),
     (dict, Teller._mapping),
+    (_FROM_SYS, lambda t, v: f"{type(v).__name__} {t._parts(tuple(v))}"),
+    ((set, frozenset), Teller._set),
     (_SEQUENCES, Teller._sequence),
     (FunctionType, Teller._function),
     (MethodType, lambda t, v: f"method {t.tell(v.__func__)} {t.tell(v.__self__)}"),
@@ -229,8 +264,8 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (cached_property, lambda t, v: f"cached {t.tell(v.func)}"),
     ((staticmethod, classmethod), lambda t, v: f"{type(v).__name__} {t.tell(v.__func__)}"),
     (CodeType, lambda t, v: f"code {code_digest(v)}"),
-    (_OPS, lambda t, v: f"op {v}"),
-    (logging.Logger, lambda t, v: f"logger {v.name}"),  # what is logged is no part of a result
+    (_OPS, Teller._op),
+    (logging.Logger, Teller._logger),  # what is logged is no part of a result
     (weakref.ref, lambda t, v: f"ref {t.tell(v())}"),
     (nn.Module, Teller._cannot),
     (bytearray, lambda t, v: f"bytearray {bytes(v)!r}"),

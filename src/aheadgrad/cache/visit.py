@@ -48,8 +48,7 @@ _SHORT = 100  # longer texts are kept as digests
 class Subject:
     """The call itself. `tell` gives everything there is to ask before recording; `tensors` are all that it
     can take as inputs, with `names` for people; `known` has texts for objects that are told by then. `hold`
-    keeps what it takes to record the call once more, later, and gives a function that does. `whole`: nothing
-    else decides what is recorded."""
+    keeps what it takes to record the call once more, later, and gives a function that does."""
 
     name: str
     tell: Callable[[Teller], Pairs]
@@ -58,7 +57,6 @@ class Subject:
     hold: Callable[[Options], Callable[[], tuple[Recording, Joint]]]
     returns: Any = None
     known: dict[int, str] = field(default_factory=dict)
-    whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +160,7 @@ class Visit:
         if "unproven" in told:
             self.reason, self._pairs = f"recorded in each process: {told['unproven']}", []
             return None
-        if not self.subject.whole:
-            self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
+        self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
         if self.reason:
             return None
         both = self._entry(told["entry"])
@@ -195,7 +192,7 @@ class Visit:
 
     def watching(self) -> AbstractContextManager[None]:
         """Around the recording."""
-        return nullcontext() if self._off or self.subject.whole or not self._pairs else self._witness
+        return nullcontext() if self._off or not self._pairs else self._witness
 
     def same_program(self, recording: Recording, joint: Joint) -> tuple[Joint, Split] | None:
         """An entry that was kept for what was just recorded, which goes on with its values."""
@@ -233,7 +230,7 @@ class Visit:
             memo = Memo.of(recording, self.subject.tensors, _spec(recording.forward.out_spec))
             if memo is None:
                 raise Unprovable("the recording depends on more than what is kept")
-            proof = Proof(frozenset(), {}) if self.subject.whole else prove(self._witness, self.teller)
+            proof = prove(self._witness, self.teller)
         except Unprovable as error:  # others need not watch it again
             self.reason += f"; recorded in each process: {error}"
             return json.dumps({"unproven": str(error)}).encode() + b"\n" + json.dumps(self._pairs).encode()

@@ -41,7 +41,8 @@ def memory_of(t: Tensor) -> int:
 def versions() -> Iterator[tuple[str, str]]:
     yield "Python", platform.python_version()
     yield "torch", f"{torch.__version__} {torch.version.git_version}"
-    yield "numpy", str(getattr(sys.modules.get("numpy"), "__version__", ""))
+    for name in ("numpy", "opt_einsum"):
+        yield name, str(getattr(sys.modules.get(name), "__version__", ""))
 
 
 def devices(kinds: Iterable[str]) -> Iterator[tuple[str, str]]:
