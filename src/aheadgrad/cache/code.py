@@ -16,7 +16,15 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 PYTHON = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_NEEDS = ("numpy", "sympy", "mpmath", "networkx", "opt_einsum", "tqdm", "typing_extensions.py")  # torch runs these by itself
+_NEEDS = (
+    "numpy",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "opt_einsum",
+    "tqdm",
+    "typing_extensions.py",
+)  # torch runs these by itself
 _TORCH_NEEDS = tuple(os.path.join(os.path.dirname(_TORCH[:-1]), name) for name in _NEEDS)
 _known: dict[int, tuple[CodeType, str]] = {}  # by id; the code itself, so that the id stays its own
 _whose: dict[str, str] = {}
@@ -28,6 +36,11 @@ def whose(filename: str) -> str:
     if known is None:
         known = _whose[filename] = _owner(filename)
     return known
+
+
+def is_torch(code: CodeType) -> bool:
+    """Is it torch's, and not that of a package which torch needs?"""
+    return code.co_filename.startswith(_TORCH)
 
 
 def _owner(filename: str) -> str:
@@ -93,7 +106,9 @@ _OF_SETS = {"&", "|", "^", "-", "&=", "|=", "^=", "-="}
 
 def globals_in(code: CodeType) -> set[str]:
     """The names that some code looks for in its module, and in `builtins`."""
-    return {str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return {
+        str(one.argval) for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
 
 
 def imports_in(code: CodeType, space: dict[str, Any]) -> list[str]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.cache.code import code_digest, digest, globals_in, imports_in, makes_sets, whose
-from aheadgrad.cache.tell import BUILTINS, Teller, Unprovable
+from aheadgrad.cache.tell import BUILTINS, DESCRIPTORS, Teller, Unprovable
 from aheadgrad.cache.witness import Witness
 from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.torchlayer.custom_ops import replaced_kernels
@@ -36,9 +36,11 @@ from aheadgrad.torchlayer.custom_ops import replaced_kernels
 _ABSENT = object()
 _NOWHERE = ModuleType("nowhere")
 _DATA = (*SIMPLE, list, tuple, dict, set, frozenset, MemberDescriptorType)  # no code is in these
-_UNKNOWN = {"_version", "grad_fn", "_cdata", "__hash__"}  # attributes that C gives, and that nobody tells
-_IGNORED = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__slots__", "_abc_impl"}
+# Attributes that C gives, and that nobody tells.
+_UNKNOWN = {"_version", "grad_fn", "_cdata", "__hash__", "__subclasses__", "__annotations__"}
+_IGNORED = {"__dict__", "__weakref__", "__module__", "__annotations__", "__slots__", "_abc_impl"}
 _IGNORED |= {"__builtins__", "__cached__", "__file__", "__firstlineno__", "__static_attributes__"}
+_OF_CLASSES = (FunctionType, property, staticmethod, classmethod, *DESCRIPTORS)  # what classes are made of
 _BY_NAME = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "hasattr", "dir", "getmembers"}
 
 
@@ -104,6 +106,8 @@ class _Facts:
     def named(self, code: CodeType, space: dict[str, Any], items: dict[str, str]) -> None:
         """Everything that some code names."""
         module = str(space.get("__name__"))
+        if module.startswith("namedtuple_") and code.co_filename == "<string>":
+            return  # Python has written it, and names nothing else
         if vars(sys.modules.get(module, _NOWHERE)) is not space:
             raise Unprovable(f"{code.co_qualname} ran, which was defined in no module")
         if unknown := _UNKNOWN & set(code.co_names):
@@ -118,7 +122,8 @@ class _Facts:
 
     def beneath(self, codes: Sequence[CodeType], items: dict[str, str]) -> None:
         """What torch's code names in its own modules: somebody may have put something else there."""
-        modules = {getattr(module, "__file__", None): name for name, module in list(sys.modules.items())}
+        loaded = list(sys.modules.items())
+        modules = {getattr(module, "__dict__", {}).get("__file__"): name for name, module in loaded}
         for code in codes:
             module = modules.get(code.co_filename)
             for name in code.co_names if module else ():
@@ -158,7 +163,7 @@ class _Facts:
         found = [] if type(module) is ModuleType else [self.teller.tell(type(module))]
         for key, value in sorted(vars(module).items()):
             by_name = self._any_name and not safe and isinstance(value, _DATA) and key not in _IGNORED
-            if key in self.names or by_name:
+            if key in self.names or by_name or (key == "__getattr__" and not safe):
                 found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
         return f"module {name} {found}"
 
@@ -174,10 +179,14 @@ class _Facts:
         found = [self.teller.tell(one) for one in (type(kind), *kind.__mro__) if one not in (type, kind)]
         standard = _is_standard(kind)
         for key, member in vars(kind).items():
-            if key in _IGNORED or (standard and not _is_patched(member, f"{kind.__qualname__}.{key}")):
+            if key in _IGNORED:
                 continue
-            if self._any_name or key in self.names or not isinstance(member, _DATA):
+            if standard and isinstance(member, _OF_CLASSES):
+                found += _if_changed(member, f"{kind.__qualname__}.{key}", self.teller)
+            elif key in self.names or not (standard or isinstance(member, _DATA)) or self._any_name:
                 found.append(f"{key}: {self._told(member, f'{name}.{key}')}")
+        if "__name__" in self.names:
+            found.append(kind.__name__)
         if isinstance(kind, ABCMeta):
             found += sorted(f"registered {one}" for one in _registered(kind))
         return " ".join(found)
@@ -230,8 +239,8 @@ def _imported(name: str) -> Any:
 
 def _is_safe(module: ModuleType) -> bool:
     """Is it one of torch's modules or Python's?"""
-    file = getattr(module, "__file__", None)
-    return bool(whose(file)) if file else module.__name__ in sys.builtin_module_names
+    file = vars(module).get("__file__")
+    return bool(whose(str(file))) if file else module.__name__ in sys.builtin_module_names
 
 
 def _is_standard(kind: type) -> bool:
@@ -247,10 +256,16 @@ def _registered(kind: Any) -> Iterator[str]:
             yield f"{one.__module__}.{one.__qualname__}"
 
 
-def _is_patched(member: Any, name: str) -> bool:
-    """Is a method of torch's not torch's own, or has it another name?"""
-    code = getattr(getattr(member, "__func__", member), "__code__", None)
-    return code is not None and (not whose(code.co_filename) or code.co_qualname != name)
+def _if_changed(member: Any, name: str, teller: Teller) -> Iterator[str]:
+    """A method of torch's or Python's, if it is somebody else's, or has another name."""
+    f = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+    code = getattr(f, "__code__", None)
+    if code is None:
+        return
+    if not whose(code.co_filename):
+        yield f"{name}: {teller.tell(member)}"
+    elif code.co_qualname != name:
+        yield f"{name}: {code.co_qualname}"
 
 
 def patches(teller: Teller) -> Iterator[tuple[str, str]]:
@@ -262,5 +277,7 @@ def patches(teller: Teller) -> Iterator[tuple[str, str]]:
                 yield f"{where.__name__}.{name}", teller.tell(value)
             elif callable(value) and not isinstance(value, type) and getattr(value, "__name__", "") != name:
                 others.append((name, getattr(value, "__name__", f"{type(value)}")))
+            elif isinstance(where, type) and not callable(value) and not isinstance(value, _OF_CLASSES):
+                others.append((name, "" if name.startswith("__") else teller.tell(value)))
         yield f"names in {where.__name__}", str(others)
     yield "kernels for ops of torch", str(replaced_kernels())

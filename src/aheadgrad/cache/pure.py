@@ -24,7 +24,17 @@ _CALM = set(
 )
 _BUILTINS = set("id hash input open globals locals eval exec compile breakpoint __import__".split())
 _QUIET = {"abc", "contextlib", "enum", "typing", "warnings", "logging"}  # nothing comes back from these
-_ASKING = set("Logger.isEnabledFor Logger.getEffectiveLevel Logger.hasHandlers".split())
+_ASKING = set(
+    "Logger.isEnabledFor Logger.getEffectiveLevel Logger.hasHandlers getLogger get_type_hints".split()
+)
+_IMPORTS = (
+    "importlib._bootstrap",
+    "importlib._bootstrap_external",
+    "zipimport",
+)  # `code.imports_in` has these
+_OF_TORCH = re.compile(
+    r"(inspect|logging)\b|(builtins\.(id|hash)|_contextvars\.\w+(\.\w+)?|_weakref\.\w+|_thread.*)$"
+)
 # Classes of C; their methods depend on what they are given.
 _CLASSES = set(
     "BaseException bool bytearray bytes cell classmethod code complex dict dict_items dict_keys dict_values "
@@ -34,7 +44,9 @@ _CLASSES = set(
     "re.Pattern types.GenericAlias types.SimpleNamespace types.UnionType".split()
 )
 _ADDRESSES = {"__hash__", "__reduce__", "__reduce_ex__", "tofile", "dump", "__sizeof__"}
-_CLASS_METHODS = set("apply from_bytes fromhex fromkeys maketrans __new__ __init_subclass__".split())
+_CLASS_METHODS = set(
+    "apply from_bytes fromhex fromkeys maketrans _make_subclass __new__ __init_subclass__".split()
+)
 _NUMPY = set(
     "arange array asanyarray asarray ascontiguousarray bincount broadcast concatenate copyto dot empty "
     "empty_like einsum c_einsum inner lexsort matmul ones promote_types ravel_multi_index result_type "
@@ -42,20 +54,22 @@ _NUMPY = set(
 )
 _FUNCTION = re.compile(r"<built-in method (?:([\w.]+)\.)?(\w+)( of type object at \w+)?>")
 _METHOD = re.compile(r"<(?:method|slot wrapper|class method) '(\w+)' of '([\w.]+)'")
-_CHECKS = re.compile(r"__(instance|subclass)check__")
-_WITH_CALLBACKS = re.compile(r"builtins\.(sorted|max|min|sum|any|all|map|filter)>|_functools\.reduce|'sort' of")
+_KNOWN = re.compile(r"__(instance|subclass)check__|torch\._ops\.")
+_WITH_CALLBACKS = re.compile(
+    r"builtins\.(sorted|max|min|sum|any|all|map|filter)>|_functools\.reduce|'sort' of"
+)
 
 
 def unknown_in_c(called: str) -> str:
     """What a function of C is called, if it is not in the list. `called` is what the profiler writes."""
     if match := _METHOD.match(called):
         name, kind = match[1], match[2]
-        if kind.startswith("torch."):
+        if kind.startswith("torch.") or "Backward" in kind:
             return unknown_in_torch(kind, name)
         return "" if kind in _CLASSES and name not in _ADDRESSES else f"{kind}.{name}"
     match = _FUNCTION.match(called)
     if match is None:
-        return "" if _CHECKS.search(called) else called.strip("<>")
+        return "" if _KNOWN.search(called) else called.strip("<>")
     module, name = match[1] or "", match[2]
     if not module:
         return "" if name in _CLASS_METHODS else name
@@ -70,8 +84,13 @@ def unknown_in_c(called: str) -> str:
 def unknown_in_python(code: CodeType) -> str:
     """What a function of Python's library is called, if its module is not in the list."""
     module = module_of(code)
-    known = module.partition(".")[0] in _CALM and code.co_qualname not in _ASKING
+    known = module in _IMPORTS or (module.partition(".")[0] in _CALM and code.co_qualname not in _ASKING)
     return "" if known else f"{module}.{code.co_qualname}"
+
+
+def is_of_torch(unknown: str) -> bool:
+    """May torch ask for this? What it gives does not depend on it."""
+    return _OF_TORCH.match(unknown) is not None
 
 
 def module_of(code: CodeType) -> str:
@@ -90,8 +109,8 @@ def goes_on(called: CodeType | str) -> Callable[[Any], bool]:
     file = called.co_filename
     if "/torch/" in file or "/numpy/" in file:
         return _nothing if "/torch/utils/checkpoint" in file else _anything
-    return _nothing if module_of(called) in _QUIET else _code
-    
+    return _nothing if module_of(called) in (*_QUIET, *_IMPORTS) else _code
+
 
 def _anything(_: Any) -> bool:
     return True

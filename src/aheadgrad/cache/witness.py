@@ -17,14 +17,16 @@ from contextlib import ExitStack
 from types import CodeType
 from typing import Any
 
+from torch import nn
 from torch.autograd.grad_mode import set_multithreading_enabled
 
-from aheadgrad.cache.code import whose
-from aheadgrad.cache.pure import goes_on, unknown_in_c, unknown_in_python
+from aheadgrad.cache.code import is_torch, whose
+from aheadgrad.cache.pure import goes_on, is_of_torch, unknown_in_c, unknown_in_python
 from aheadgrad.torchlayer.fake import new_mode
 
 _IMPORTS = re.compile(r"<frozen importlib|<built-in method builtins\.(exec|__build_class__|__import__)>")
 _GRAPH = "<eval_with_key>"  # Dynamo's, which is told node by node
+_MODULE = nn.Module._wrapped_call_impl.__code__
 Calls = dict[Any, list[Any]]
 
 
@@ -57,14 +59,19 @@ class Witness:
         calls = {one.code: [sub.code for sub in one.calls or ()] for one in stats}
         users = {code for code in _reached(calls) if _is_users(code)}
         generated = {code for code in users if code.co_filename == "<string>"}
-        users -= generated - {sub for code in users for sub in calls[code]}  # others made those for themselves
+        users -= generated - {
+            sub for code in users for sub in calls[code]
+        }  # others made those for themselves
         beneath: set[CodeType] = set()
-        for code in users:
+        roots = users | {code for code in (_MODULE,) if code in calls}
+        for code in roots:
             for other, unknown in _beneath(code, calls):
                 if unknown:
-                    told = f"{code.co_qualname} calls {unknown}, which may tell another process something else"
+                    told = (
+                        f"{code.co_qualname} calls {unknown}, which may tell another process something else"
+                    )
                     self.doubts.append(told)
-                elif isinstance(other, CodeType) and whose(other.co_filename) == "torch":
+                elif isinstance(other, CodeType) and whose(other.co_filename) == "torch" and other.co_names:
                     beneath.add(other)
         self.ran, self.beneath = (sorted(found, key=_place) for found in (users, beneath))
         self.doubts.sort()
@@ -96,16 +103,16 @@ def _reached(calls: Calls) -> Iterator[Any]:
 
 def _beneath(code: CodeType, calls: Calls) -> Iterator[tuple[Any, str]]:
     """What some code called, through functions of torch's and Python's; with a text if it is not known."""
-    left, seen = list(calls.get(code, ())), set()
+    left, seen = [(code, other) for other in calls.get(code, ())], set()
     while left:
-        other = left.pop()
-        if other in seen:
-            continue
-        seen.add(other)
+        by, other = left.pop()
         owner = whose(other.co_filename) if isinstance(other, CodeType) else "C"
-        if owner == "C":
-            yield other, unknown_in_c(str(other))
-        else:
-            yield other, unknown_in_python(other) if owner == "python" else ""
-        if owner in ("C", "torch", "python"):
-            left += filter(goes_on(other), calls.get(other, ()))
+        unknown = unknown_in_c(str(other)) if owner == "C" else ""
+        if owner == "python":
+            unknown = unknown_in_python(other)
+        if unknown and is_torch(by) and is_of_torch(unknown):
+            continue
+        yield other, unknown
+        if owner in ("C", "torch", "python") and other not in seen:
+            seen.add(other)
+            left += ((other, one) for one in filter(goes_on(other), calls.get(other, ())))

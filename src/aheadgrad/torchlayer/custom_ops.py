@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
+from torch._library.custom_ops import OPDEFS, CustomOpDef
 from torch._library.simple_registry import singleton
 
 from aheadgrad.torchlayer.dispatch import OpOverload, OpOverloadPacket
 
+__all__ = ["CustomOpDef", "op_of", "registered", "replaced_kernels"]
 _OWN = set("aten prim prims rngprims debugprims inductor higher_order".split())
 _FUNCTIONS = (
     "_abstract_fn",
@@ -21,6 +22,11 @@ _FUNCTIONS = (
     "_autocast_dtype",
 )
 _HARMLESS = {"Meta", "CPU", "CUDA", "MPS", "XPU", "BackendSelect"}  # these run when the program runs
+
+
+def op_of(defined: CustomOpDef) -> OpOverload:
+    op: OpOverload = defined._opoverload
+    return op
 
 
 def registered(op: Any) -> list[Any]:

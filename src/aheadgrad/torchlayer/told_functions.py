@@ -11,15 +11,21 @@ import re
 import torch
 
 _OF_TENSORS = re.compile(r"torch\._C\.(_nn|_linalg|_fft|_special|_sparse|_nested|_functorch|_autograd)$")
-_KINDS = re.compile(r"torch\.(Size|dtype|device|finfo|iinfo|layout|memory_format|_C\.(TensorBase|_FunctionBase|"
-                    r"_EngineBase|_TensorMeta|Node|DisableTorchFunction\w*|_DisableFuncTorch|DispatchKeySet))$")
+_KINDS = re.compile(
+    r"torch\.(Size|dtype|device|finfo|iinfo|layout|memory_format|_C\.(TensorBase|_FunctionBase|"
+    r"_EngineBase|_TensorMeta|Node|DisableTorchFunction\w*|_DisableFuncTorch|DispatchKeySet))$"
+)
 _ADDRESSES = set("data_ptr __hash__ _cdata storage untyped_storage __reduce_ex__".split())
 _TOLD = set(
     "_are_functorch_transforms_active _autograd_init _disabled_torch_function_impl _functionalize_sync "
     "_get_cudnn_enabled _get_default_device _get_tracing_state _has_torch_function _has_torch_function_unary "
     "_has_torch_function_variadic _is_torch_function_all_disabled _is_torch_function_enabled "
     "_is_torch_function_mode_enabled _is_tracing _len_torch_dispatch_stack _len_torch_function_stack "
-    "_log_api_usage_once _remove_obj_from_tls _set_grad_enabled _stash_obj_in_tls "
+    "_get_cublas_allow_fp16_reduced_precision_reduction _get_cublas_allow_tf32 _get_cudnn_allow_tf32 "
+    "_get_cudnn_benchmark _get_deterministic_algorithms _get_deterministic_algorithms_warn_only "
+    "_get_schema _is_functional_tensor _set_warn_deprecated_on_mutable_data_ptr "
+    "_get_float32_matmul_precision _get_mkldnn_enabled _log_api_usage_once _remove_obj_from_tls "
+    "_set_grad_enabled _stash_obj_in_tls "
     "get_autocast_dtype get_default_dtype get_num_threads is_anomaly_enabled is_autocast_cache_enabled "
     "is_autocast_enabled is_grad_enabled is_inference_mode_enabled _add_docstr".split()
 )
@@ -30,6 +36,8 @@ def unknown_in_torch(holder: str, name: str) -> str:
     if _KINDS.match(holder):
         return f"{holder}.{name}" if name in _ADDRESSES else ""
     if _OF_TENSORS.match(holder) or holder.startswith("torch._ops."):
+        return ""
+    if re.match(r"\w+Backward\d*$|\w+Accumulate\w*$", holder.rpartition(".")[2]) and "hook" in name:
         return ""
     known = name in _TOLD or (holder == "torch" and hasattr(torch._C._VariableFunctions, name))
     return "" if known else f"{holder}.{name}"
