@@ -59,6 +59,7 @@ def prove(witness: Witness, teller: Teller) -> Proof:
     names = frozenset(name for code in witness.ran for name in _mentioned(code))
     facts = _Facts(names, teller)
     items = facts.classes({})
+    facts.beneath(witness.beneath, items)
     left = witness.ran
     while left:
         later = []
@@ -71,7 +72,6 @@ def prove(witness: Witness, teller: Teller) -> Proof:
         if len(later) == len(left):
             raise Unprovable(f"{left[0].co_qualname} ran, and nothing that can be compared leads to it")
         left = later
-    facts.beneath(witness.beneath, items)
     return Proof(names, items)
 
 
@@ -114,7 +114,7 @@ class _Facts:
             raise Unprovable(f"{code.co_qualname} asks for {min(unknown)}, which cannot be compared")
         if makes_sets(code):
             raise Unprovable(f"{code.co_qualname} makes a set, which has another order in each process")
-        for name in sorted({*globals_in(code), *(n for n in code.co_names if n in space)}):
+        for name in sorted(globals_in(code)):
             self._add(f"{module}:{name}", items)
         for name in imports_in(code, space):
             self._add(f"import {name}" if name in sys.modules else f"no import {name}", items)
@@ -188,7 +188,7 @@ class _Facts:
         if "__name__" in self.names:
             found.append(kind.__name__)
         if isinstance(kind, ABCMeta):
-            found += sorted(f"registered {one}" for one in _registered(kind))
+            found += sorted({f"registered {one}" for one in _registered(kind)})
         return " ".join(found)
 
     def words(self, item: str) -> str:

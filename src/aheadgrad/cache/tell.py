@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from aheadgrad.cache.code import code_digest, codes_in, digest, whose
 from aheadgrad.recording.containers import is_array, is_too_large
 from aheadgrad.recording.plain import BY_TEXT, SIMPLE, Same
-from aheadgrad.torchlayer.custom_ops import CustomOpDef, op_of, registered
+from aheadgrad.torchlayer.custom_ops import CustomOpDef, hidden, op_of, registered
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _BY_TEXT = {
@@ -137,6 +137,8 @@ class Teller:
             return f"array {value.dtype} {value.shape} {digest(value.tobytes().hex())}"
         if kind.__module__ == "typing" or is_ufunc(value):
             return f"{kind.__name__} {value!r}"
+        if kind.__module__ == "numpy" and kind.__name__ == "_ArrayFunctionDispatcher":
+            return f"numpy {self.tell(value._implementation)}"
         return self._object(value)
 
     def _class(self, value: type) -> str:
@@ -163,6 +165,8 @@ class Teller:
 
     def _op(self, value: Any) -> str:
         """Those of others than torch are told with what was registered for them in Python."""
+        if unknown := hidden(value):
+            raise Unprovable(f"a kernel that was registered in Python ({unknown[0]})")
         told = registered(value)
         return f"op {value} {self._parts(told)}" if told else f"op {value}"
 
