@@ -183,7 +183,7 @@ class _Facts:
                 continue
             if standard and isinstance(member, _OF_CLASSES):
                 found += _if_changed(member, f"{kind.__qualname__}.{key}", self.teller)
-            elif key in self.names or not (standard or isinstance(member, _DATA)) or self._any_name:
+            elif key in self.names or (self._any_name if isinstance(member, _DATA) else not standard):
                 found.append(f"{key}: {self._told(member, f'{name}.{key}')}")
         if "__name__" in self.names:
             found.append(kind.__name__)

@@ -54,7 +54,13 @@ _NUMPY = set(
 )
 _FUNCTION = re.compile(r"<built-in method (?:([\w.]+)\.)?(\w+)( of type object at \w+)?>")
 _METHOD = re.compile(r"<(?:method|slot wrapper|class method) '(\w+)' of '([\w.]+)'")
+_OF_TENSOR = re.compile(r"<function Tensor\.(\w+) at")
 _KNOWN = re.compile(r"__(instance|subclass)check__|torch\._ops\.")
+# What torch does to run any op at all: it is the same for the same ops.
+_INSIDE = re.compile(
+    r"/torch/(_ops|_subclasses|_library|_dynamo|_meta_registrations|_prims|_refs|_decomp|_logging|_guards|fx/|"
+    r"utils/(_python_dispatch|_stats|checkpoint))"
+)
 _WITH_CALLBACKS = re.compile(
     r"builtins\.(sorted|max|min|sum|any|all|map|filter)>|_functools\.reduce|'sort' of"
 )
@@ -67,6 +73,8 @@ def unknown_in_c(called: str) -> str:
         if kind.startswith("torch.") or "Backward" in kind:
             return unknown_in_torch(kind, name)
         return "" if kind in _CLASSES and name not in _ADDRESSES else f"{kind}.{name}"
+    if match := _OF_TENSOR.match(called):  # which Python's own class has a method for, too
+        return unknown_in_torch("torch._C.TensorBase", match[1])
     match = _FUNCTION.match(called)
     if match is None:
         return "" if _KNOWN.search(called) else called.strip("<>")
@@ -108,8 +116,13 @@ def goes_on(called: CodeType | str) -> Callable[[Any], bool]:
         return _anything if _WITH_CALLBACKS.search(called) else _nothing
     file = called.co_filename
     if "/torch/" in file or "/numpy/" in file:
-        return _nothing if "/torch/utils/checkpoint" in file else _anything
+        return _nothing if runs_ops(called) else _anything
     return _nothing if module_of(called) in (*_QUIET, *_IMPORTS) else _code
+
+
+def runs_ops(code: CodeType) -> bool:
+    """Is it a part of torch that runs ops?"""
+    return _INSIDE.search(code.co_filename) is not None
 
 
 def _anything(_: Any) -> bool:

@@ -135,7 +135,7 @@ class Teller:
             if is_too_large(value):
                 raise Unprovable("a large numpy array")
             return f"array {value.dtype} {value.shape} {digest(value.tobytes().hex())}"
-        if kind.__module__ == "typing" or is_ufunc(value):
+        if kind.__module__ == "typing" or is_ufunc(value) or _is_choice_of_torch(kind):
             return f"{kind.__name__} {value!r}"
         if kind.__module__ == "numpy" and kind.__name__ == "_ArrayFunctionDispatcher":
             return f"numpy {self.tell(value._implementation)}"
@@ -250,6 +250,11 @@ def is_ufunc(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     kind = getattr(numpy, "ufunc", ())
     return isinstance(value, kind) and getattr(numpy, value.__name__, None) is value
+
+
+def _is_choice_of_torch(kind: Any) -> bool:
+    """Is it an enumeration that is written in C?"""
+    return str(kind.__module__).startswith("torch") and hasattr(kind, "__members__")
 
 
 def _bits(value: Any) -> str:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.grad_mode import set_multithreading_enabled
 
 from aheadgrad.cache.code import is_torch, whose
-from aheadgrad.cache.pure import goes_on, is_of_torch, unknown_in_c, unknown_in_python
+from aheadgrad.cache.pure import goes_on, is_of_torch, runs_ops, unknown_in_c, unknown_in_python
 from aheadgrad.torchlayer.fake import new_mode
 
 _IMPORTS = re.compile(r"<frozen importlib|<built-in method builtins\.(exec|__build_class__|__import__)>")
@@ -71,7 +71,11 @@ class Witness:
                         f"{code.co_qualname} calls {unknown}, which may tell another process something else"
                     )
                     self.doubts.append(told)
-                elif isinstance(other, CodeType) and whose(other.co_filename) == "torch" and other.co_names:
+                elif (
+                    isinstance(other, CodeType)
+                    and whose(other.co_filename) == "torch"
+                    and not runs_ops(other)
+                ):
                     beneath.add(other)
         self.ran, self.beneath = (sorted(found, key=_place) for found in (users, beneath))
         self.doubts.sort()

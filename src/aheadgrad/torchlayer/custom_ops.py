@@ -27,6 +27,10 @@ _FUNCTIONS = (
     "_autocast_dtype",
 )
 _HARMLESS = {"Meta", "CPU", "CUDA", "MPS", "XPU", "BackendSelect"}  # these run when the program runs
+_HARMLESS |= {
+    "FuncTorchBatched",
+    "FuncTorchBatchedDecomposition",
+}  # torch registers these when `vmap` is used
 
 
 def op_of(defined: CustomOpDef) -> OpOverload:

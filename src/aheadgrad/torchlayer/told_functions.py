@@ -17,18 +17,21 @@ _KINDS = re.compile(
 )
 _ADDRESSES = set("data_ptr __hash__ _cdata storage untyped_storage __reduce_ex__".split())
 _TOLD = set(
-    "_are_functorch_transforms_active _autograd_init _disabled_torch_function_impl _functionalize_sync "
-    "_get_cudnn_enabled _get_default_device _get_tracing_state _has_torch_function _has_torch_function_unary "
-    "_has_torch_function_variadic _is_torch_function_all_disabled _is_torch_function_enabled "
-    "_is_torch_function_mode_enabled _is_tracing _len_torch_dispatch_stack _len_torch_function_stack "
-    "_get_cublas_allow_fp16_reduced_precision_reduction _get_cublas_allow_tf32 _get_cudnn_allow_tf32 "
-    "_get_cudnn_benchmark _get_deterministic_algorithms _get_deterministic_algorithms_warn_only "
-    "_get_operation_overload _jit_get_operation _jit_resolve_packet _get_schema _is_functional_tensor "
-    "_set_warn_deprecated_on_mutable_data_ptr "
-    "_get_float32_matmul_precision _get_mkldnn_enabled _log_api_usage_once _remove_obj_from_tls "
-    "_set_grad_enabled _stash_obj_in_tls "
-    "get_autocast_dtype get_default_dtype get_num_threads is_anomaly_enabled is_autocast_cache_enabled "
-    "is_autocast_enabled is_grad_enabled is_inference_mode_enabled _add_docstr".split()
+    "_add_docstr _are_functorch_transforms_active _autograd_init _disabled_torch_function_impl "
+    "_functionalize_sync _get_cublas_allow_fp16_reduced_precision_reduction _get_cublas_allow_tf32 "
+    "_get_cudnn_allow_tf32 _get_cudnn_benchmark _get_cudnn_enabled _get_default_device "
+    "_get_deterministic_algorithms _get_deterministic_algorithms_warn_only "
+    "_get_float32_matmul_precision _get_function_stack_at _get_mkldnn_enabled _get_operation_overload "
+    "_get_privateuse1_backend_name _get_schema _get_tracing_state _has_torch_function "
+    "_has_torch_function_unary _has_torch_function_variadic _is_functional_tensor "
+    "_is_torch_function_all_disabled _is_torch_function_enabled _is_torch_function_mode_enabled "
+    "_is_tracing _jit_get_operation _jit_resolve_packet _len_torch_dispatch_stack "
+    "_len_torch_function_stack _log_api_usage_once _remove_obj_from_tls _set_grad_enabled "
+    "_set_warn_deprecated_on_mutable_data_ptr _should_allow_numbers_as_tensors _stash_obj_in_tls "
+    "autocast_decrement_nesting autocast_increment_nesting clear_autocast_cache get_autocast_dtype "
+    "get_default_dtype get_num_threads is_anomaly_enabled is_autocast_cache_enabled is_autocast_enabled "
+    "is_grad_enabled is_inference_mode_enabled set_autocast_cache_enabled set_autocast_dtype "
+    "set_autocast_enabled".split()
 )
 
 
