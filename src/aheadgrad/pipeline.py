@@ -308,7 +308,7 @@ class Steps:
         wanted: Wanted,
         handed: tuple[int, ...],
         *,
-        hands: bool,
+        hands: int,
     ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
         """A backward that takes what is handed to it and, if asked to, hands on; with its ends. None if there
         is no such backward: then each goes its own way."""

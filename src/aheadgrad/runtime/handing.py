@@ -51,43 +51,49 @@ class Handing:
         below: Lifetime | None = getattr(node, "below", None)
         task = running_backward()
         handed = own.take(task) if own is not None else {}
-        hands = below is not None and self._may_hand(below, task, tangents)
+        hands = 0 if below is None else self._first_taking(below, task, tangents)
         if not handed and not hands:
             return None
         if self.level.options.layouts == 1:
             tangents = tuple(map(laid_out, tangents, self.component.expected))
         pattern = tuple([None if t is None else t.stride() for t in tangents])
         numbers = tuple(sorted(handed)) if handed else ()
-        made = self._find(below, (pattern, wanted, numbers, True)) if hands else None
+        made = self._find(below, (pattern, wanted, numbers, hands)) if hands else None
         if made is None:
             if not handed:
                 return None
-            made = self._find(below, (pattern, wanted, numbers, False))
+            made = self._find(below, (pattern, wanted, numbers, 0))
             if made is None:
                 return self._one_after_the_other(node, tangents, handed, wanted)
         grads: list[Any] = made(node, task, handed, *tangents)
         return grads
 
-    def _may_hand(self, below: Lifetime, task: int, tangents: tuple[Tensor | None, ...]) -> bool:
+    def _first_taking(self, below: Lifetime, task: int, tangents: tuple[Tensor | None, ...]) -> int:
+        """How many orders below the nearest is that can take what is handed over; 0 if it must not be."""
         for t in tangents:
             if t is not None and (t.__class__ is not Tensor or is_batched(t)):
-                return False
-        at: Lifetime | None = below
-        while at is not None:
-            node = at.node()
+                return 0
+        first, at = 1, below
+        while (node := at.node()) is None:  # nobody holds its gradients any more: its part is done here
+            if at.below is None:
+                return 0
+            first, at = first + 1, at.below
+        while True:
             if node is None or at.ran == task or at.handing is None or not at.handing.possible:
-                return False
+                return 0
             if not will_run(node):
-                return False
+                return 0
+            if at.below is None:
+                return 0 if any_autocast() else first
             at = at.below
-        return not any_autocast()
+            node = at.node()
 
     def _one_after_the_other(
         self, node: Any, tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
         saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
-        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), False))
+        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), 0))
         assert made is not None
         grads = made(node, 0, handed, *self._nothing)
         if any(t is not None for t in tangents):
@@ -142,7 +148,7 @@ class Handing:
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
-        return self._find(None, (self._nothing, None, numbers, False)) is not None
+        return self._find(None, (self._nothing, None, numbers, 0)) is not None
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -2,8 +2,8 @@
 
 The engine tells: it is asked for each input whether it will go there. Its answer for a leaf that
 `autograd.grad` wants is an error, which takes 20 µs. So what the caller of the backward asked for serves as a
-hint, where the caller is to be seen: nothing in particular means everything, and leaves that it names need no
-question. Whatever else counts as unwanted, the engine has said so.
+hint, where the caller is to be seen: nothing in particular means everything, and of leaves it wants those
+that it names. Of everything else the engine says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 Wanted = tuple[bool, ...] | None
 """Of each input, or None: all of them."""
@@ -36,14 +36,16 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     inputs = frame.f_locals["args"][3]
     if not inputs:
         return None
-    named, edges, found = set(map(id, inputs)), node.next_functions, []
+    named, edges = set(map(id, inputs)), node.next_functions
+    found = []
     for position in positions:
         edge = edges[position][0]
-        if edge.__class__ is LEAF and id(edge.variable) in named:
-            found.append(True)
-        else:
-            found.append(_goes_to(edge))
-    return tuple(found) if False in found else None
+        found.append(id(edge.variable) in named if edge.__class__ is LEAF else _goes_to(edge))
+    if False not in found:
+        return None
+    if any(t.__class__ is GradientEdge for t in inputs):  # which may name a leaf without its tensor
+        return _asked_one_by_one(node, positions)
+    return tuple(found)
 
 
 def _goes_to(edge: Any) -> bool:
