@@ -229,6 +229,7 @@ def _next_apply(
         higher=Higher(level, component, saved, ways, backward, steps),
         failure=None if failure is None else Failure(failure),
         visits_below=any(t.key not in level.tangents for t in component.targets),
+        holding=component.once,
     )
     return apply
 
