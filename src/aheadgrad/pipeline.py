@@ -319,7 +319,7 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return self.compiler.compile(program), further.ends
+        return self.compiler.compile(replace(program, unbatched=True)), further.ends
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

@@ -188,9 +188,7 @@ class Components:
             del self.exits[own:]
             self.views.clear()
 
-    def _find(
-        self, *, one_node: bool, cut: bool, join: bool, views: Sequence[GrownView]
-    ) -> list[Component]:
+    def _find(self, *, one_node: bool, cut: bool, join: bool, views: Sequence[GrownView]) -> list[Component]:
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]

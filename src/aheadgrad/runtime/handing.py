@@ -19,6 +19,7 @@ from aheadgrad.runtime.backward import laid_out
 from aheadgrad.runtime.freeing import Lifetime
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import running_backward
+from aheadgrad.torchlayer.dispatch import transform_level
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 from aheadgrad.torchlayer.wanted import Wanted, will_run
@@ -47,13 +48,16 @@ class Handing:
 
     def run(self, node: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any] | None:
         """The gradients, where something was or can be handed over; None otherwise."""
-        own: Lifetime | None = getattr(node, "lifetime", None)
-        below: Lifetime | None = getattr(node, "below", None)
+        own: Lifetime | None = node.lifetime
+        below: Lifetime | None = node.below
         task = running_backward()
         handed = own.take(task) if own is not None else {}
-        hands = 0 if below is None else self._first_taking(below, task, tangents)
+        plain = transform_level() is None and all([t is None or _is_plain(t) for t in tangents])
+        hands = _first_taking(below, task) if below is not None and plain else 0
         if not handed and not hands:
             return None
+        if not plain:
+            return self._one_after_the_other(node, tangents, handed, wanted)
         if self.level.options.layouts == 1:
             tangents = tuple(map(laid_out, tangents, self.component.expected))
         pattern = tuple([None if t is None else t.stride() for t in tangents])
@@ -67,26 +71,6 @@ class Handing:
                 return self._one_after_the_other(node, tangents, handed, wanted)
         grads: list[Any] = made(node, task, handed, *tangents)
         return grads
-
-    def _first_taking(self, below: Lifetime, task: int, tangents: tuple[Tensor | None, ...]) -> int:
-        """How many orders below the nearest is that can take what is handed over; 0 if it must not be."""
-        for t in tangents:
-            if t is not None and (t.__class__ is not Tensor or is_batched(t)):
-                return 0
-        first, at = 1, below
-        while (node := at.node()) is None:  # nobody holds its gradients any more: its part is done here
-            if at.below is None:
-                return 0
-            first, at = first + 1, at.below
-        while True:
-            if node is None or at.ran == task or at.handing is None or not at.handing.possible:
-                return 0
-            if not will_run(node):
-                return 0
-            if at.below is None:
-                return 0 if any_autocast() else first
-            at = at.below
-            node = at.node()
 
     def _one_after_the_other(
         self, node: Any, tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
@@ -149,6 +133,28 @@ class Handing:
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.__class__ is Tensor and not is_batched(t)
+
+
+def _first_taking(below: Lifetime, task: int) -> int:
+    """How many orders below the nearest is that can take what is handed over; 0 if it must not be."""
+    first, at = 1, below
+    while (node := at.node()) is None:  # nobody holds its gradients any more: its part is done here
+        if at.below is None:
+            return 0
+        first, at = first + 1, at.below
+    while True:
+        if node is None or at.ran == task or at.handing is None or not at.handing.possible:
+            return 0
+        if not will_run(node):
+            return 0
+        if at.below is None:
+            return 0 if any_autocast() else first
+        at = at.below
+        node = at.node()
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

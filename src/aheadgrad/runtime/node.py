@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
 
 
+_OF_NODES = {"lifetime": None, "below": None, "leaves": None}
+"""What else a node may have: its lifetime, that of the call whose gradients it adopts, inputs that are leaves."""
+
+
 def make_node(
     backward: Backward,
     outputs: int,
@@ -64,7 +68,9 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh, holding)
+        shape = _Shape(
+            outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh, holding
+        )
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -73,7 +79,7 @@ def make_node(
         (NodeBase,),
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
-    return bare_apply(node), forward_source + "\n" + backward_source
+    return bare_apply(node, _OF_NODES), forward_source + "\n" + backward_source
 
 
 @dataclass(frozen=True)

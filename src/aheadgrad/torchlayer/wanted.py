@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
+from aheadgrad.torchlayer.autograd import running_backward
+
 Wanted = tuple[bool, ...] | None
 """Of each input, or None: all of them."""
 
@@ -23,29 +25,50 @@ LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 will_run = _will_run = torch._C._will_engine_execute_node
 """Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
+_ALL = frozenset[int]()
+_last: tuple[int, frozenset[int] | None] = (-1, None)
+"""The backward that was seen last, and the tensors that it is to find gradients of; None if that is not known."""
 
 
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
-    """Which of the inputs at these positions are wanted. For the backward of a node to call, itself."""
-    try:
-        frame = _frame(2)  # after the backward itself: the caller, if in this thread
-    except ValueError:
-        return _asked_one_by_one(node, positions)
-    if frame.f_code is not _CALLER:
-        return _asked_one_by_one(node, positions)
-    inputs = frame.f_locals["args"][3]
-    if not inputs:
+    """Which of the inputs at these positions are wanted. For the backward of a node to call, itself.
+
+    The node may know the leaves among these inputs (`leaves`, with None for others), and knows them then.
+    """
+    global _last
+    task = running_backward()
+    if _last[0] != task:
+        try:
+            _last = task, _named(_frame(2))  # after the backward itself: the caller, if in this thread
+        except ValueError:
+            _last = task, None
+    named = _last[1]
+    if named is _ALL:
         return None
-    named, edges = set(map(id, inputs)), node.next_functions
+    if named is None:
+        return _asked_one_by_one(node, positions)
+    leaves = node.leaves
+    if leaves is None:
+        edges = node.next_functions
+        leaves = node.leaves = tuple(
+            [edge.variable if (edge := edges[p][0]).__class__ is LEAF else None for p in positions]
+        )
     found = []
-    for position in positions:
-        edge = edges[position][0]
-        found.append(id(edge.variable) in named if edge.__class__ is LEAF else _goes_to(edge))
-    if False not in found:
+    for position, leaf in zip(positions, leaves, strict=True):
+        found.append(id(leaf) in named if leaf is not None else _goes_to(node.next_functions[position][0]))
+    return tuple(found) if False in found else None
+
+
+def _named(caller: Any) -> frozenset[int] | None:
+    """The tensors that a backward is to find gradients of, if this frame is its caller."""
+    if caller.f_code is not _CALLER:
         return None
-    if any(t.__class__ is GradientEdge for t in inputs):  # which may name a leaf without its tensor
-        return _asked_one_by_one(node, positions)
-    return tuple(found)
+    inputs = caller.f_locals["args"][3]
+    if not inputs:
+        return _ALL
+    if GradientEdge in set(map(type, inputs)):  # which may name a leaf without its tensor
+        return None
+    return frozenset(map(id, inputs))
 
 
 def _goes_to(edge: Any) -> bool:
