@@ -52,7 +52,7 @@ class Handing:
         below: Lifetime | None = node.below
         task = running_backward()
         handed = own.take(task) if own is not None else {}
-        plain = transform_level() is None and all([t is None or _is_plain(t) for t in tangents])
+        plain = transform_level() is None and all(map(_is_plain, tangents))
         hands = _first_taking(below, task) if below is not None and plain else 0
         if not handed and not hands:
             return None
@@ -135,8 +135,8 @@ class Handing:
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
 
 
-def _is_plain(t: Tensor) -> bool:
-    return t.__class__ is Tensor and not is_batched(t)
+def _is_plain(t: Tensor | None) -> bool:
+    return t is None or (t.__class__ is Tensor and not is_batched(t))
 
 
 def _first_taking(below: Lifetime, task: int) -> int:

@@ -101,9 +101,9 @@ class Step:
             script.line(f"node = {first}.grad_fn")
             with script.block("if node is not None:"):
                 script.line("node.below = life")
-                known = "".join("None, " if k >= own else f"leaves[{k}], " for k in node.inputs)
-                with script.block("if leaves is not None:"):
-                    script.line(f"node.leaves = ({known})")
+                if all(k < own for k in node.inputs):
+                    known = "".join(f"leaves[{k}], " for k in node.inputs)
+                    script.line(f"node.leaves = None if leaves is None else ({known})")
         with script.block(f"if not {name(keeps_graph, 'keeps_graph')}():"):  # create_graph, but not retained
             script.line(f"life.freed = {BEFORE}")
         script.line(f"{name(differentiable_runs, 'differentiable_runs')}[{self.order}] += 1")
@@ -234,7 +234,7 @@ def _next_apply(
         higher=Higher(level, component, saved, ways, backward, steps),
         failure=None if failure is None else Failure(failure),
         visits_below=any(t.key not in level.tangents for t in component.targets),
-        holding=component.once,
+        holding=() if level.veiled or level.lays_out else component.once,
     )
     return apply
 

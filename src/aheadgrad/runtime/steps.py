@@ -54,7 +54,7 @@ class Steps(Protocol):
         *,
         hands: int,
     ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
-        """A backward that takes what is handed to it and, if asked to, hands on (`Request`); with its ends."""
+        """A backward that takes what is handed to it and hands on as in `Request`; with its ends."""
 
     def close(self) -> None:
         """Lets go of the recording."""

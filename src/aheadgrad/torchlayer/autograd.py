@@ -60,7 +60,7 @@ def same_version_counter(a: Tensor, b: Tensor) -> bool:
     return shared
 
 
-def bare_apply(node: type, attributes: Mapping[str, Any] = {}) -> Callable[..., Any]:  # noqa: B006
+def bare_apply(node: type, attributes: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """`Function.apply` of the C base class: skips the Python layer that handles functorch.
 
     The engine calls the node's backward as it is, without looking for it each time. `attributes` are those
@@ -68,7 +68,7 @@ def bare_apply(node: type, attributes: Mapping[str, Any] = {}) -> Callable[..., 
     """
     made: Any = node._backward_cls  # type: ignore[attr-defined]
     made.apply = node.backward  # type: ignore[attr-defined]
-    for name, value in attributes.items():
+    for name, value in (attributes or {}).items():
         setattr(made, name, value)
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]
     return bound

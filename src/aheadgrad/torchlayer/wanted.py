@@ -9,6 +9,7 @@ that it names. Of everything else the engine says so.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -26,8 +27,16 @@ will_run = _will_run = torch._C._will_engine_execute_node
 """Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
 _ALL = frozenset[int]()
-_last: tuple[int, frozenset[int] | None] = (-1, None)
-"""The backward that was seen last, and the tensors that it is to find gradients of; None if that is not known."""
+
+
+class _Last(threading.local):
+    """The backward that this thread saw last, and what it is to find gradients of (None: not known)."""
+
+    task = -1
+    named: frozenset[int] | None = None
+
+
+_last = _Last()
 
 
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
@@ -35,14 +44,14 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
 
     The node may know the leaves among these inputs (`leaves`, with None for others), and knows them then.
     """
-    global _last
-    task = running_backward()
-    if _last[0] != task:
+    task = running_backward()  # threads count by themselves
+    if _last.task != task:
+        _last.task = task
         try:
-            _last = task, _named(_frame(2))  # after the backward itself: the caller, if in this thread
+            _last.named = _named(_frame(2))  # after the backward itself: the caller, if in this thread
         except ValueError:
-            _last = task, None
-    named = _last[1]
+            _last.named = None
+    named = _last.named
     if named is _ALL:
         return None
     if named is None:
