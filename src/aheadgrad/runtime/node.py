@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _OF_NODES = {"lifetime": None, "below": None, "leaves": None}
-"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, inputs that are leaves."""
+"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs."""
 
 
 def make_node(
