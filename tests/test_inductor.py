@@ -23,8 +23,8 @@ pytestmark = [
 
 
 def fast(fn: Any, **options: Any) -> Any:
-    options = {"frontend": "trace", "fallback": "error", **options}
-    return aheadgrad.compile(fn, backend="inductor", **options)
+    options = {"frontend": "trace", "fallback": "error", "backend": "inductor", **options}
+    return aheadgrad.compile(fn, **options)
 
 
 def same(a: Any, b: Any) -> None:
@@ -285,27 +285,45 @@ def test_quotients_and_remainders_of_what_is_not_finite_or_too_large() -> None:
     torch.testing.assert_close(fast(fn)(x, y, i), fn(x, y, i), rtol=0, atol=0, equal_nan=True)
 
 
-def test_updates_made_by_kernels_are_seen_by_autograd_and_do_not_disturb_each_other() -> None:
-    def update(x: Tensor, y: Tensor) -> Tensor:
-        y.mul_(2).add_(x)
-        return x.sin()
+class Counting(nn.Module):
+    def __init__(self, *, exchange: bool) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.register_buffer("seen", torch.ones(3))
+        self.register_buffer("last", torch.arange(3.0))
 
-    def exchange(x: Tensor, y: Tensor) -> Tensor:
-        old = x.clone()
-        x.copy_(y)
-        y.copy_(old)
-        return x * 2
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.seen.clone()
+        self.seen.copy_(self.last if self.exchange else self.last + x.detach())
+        self.last.copy_(old if self.exchange else x.detach() * 2)
+        return x.sin() * self.seen
 
-    for fn in (update, exchange):
-        x, y = torch.randn(3), torch.randn(3)
-        twins, version = (x.clone(), y.clone()), y._version
-        weight = torch.ones(3, requires_grad=True)
-        kept = weight * y
-        out = aheadgrad.compile(fn, frontend="trace", backend=Inductor(warns=False))(x, y)
-        same((out, x, y), (fn(*twins), *twins))
-        assert y._version > version
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_buffers_updated_by_kernels_are_seen_by_autograd_and_do_not_disturb_each_other(
+    exchange: bool,
+) -> None:
+    model = Counting(exchange=exchange)
+    other, version = copy.deepcopy(model), model.seen._version
+    x = torch.randn(3, requires_grad=True)
+    kept = x * model.last
+    compiled = fast(model, backend=Inductor(warns=False))
+    same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(other(x).sum(), x))
+    same(model.state_dict(), other.state_dict())
+    assert model.seen._version == version + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.exp(), lambda x: x.exp().view(3, 1), lambda x: x.exp()[:2]])
+def test_a_result_that_shares_memory_with_what_is_kept_is_watched(fn: Any) -> None:
+    x = torch.randn(3, requires_grad=True)
+    for run in (fn, fast(fn)):
+        out = run(x)
+        with torch.no_grad():
+            out.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            kept.sum().backward()
+            out.sum().backward()
 
 
 def test_what_reads_a_buffer_runs_after_the_change() -> None:

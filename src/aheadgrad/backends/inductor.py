@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch.autograd.graph import increment_version
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
@@ -99,6 +99,7 @@ class Inductor:
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
 
+        twins = _twins(request.program)
         changed = {op.args[0] for op in request.program.ops if op.phase == "write"}
         written = [i for i, p in enumerate(request.program.inputs) if p.value in changed]
 
@@ -110,6 +111,8 @@ class Inductor:
                 increment_version([t for t, before in given if version(t) == before])
             for i, value in plain:
                 results[i] = value
+            for i, seen in twins:
+                results[i] = _seen_through(results[i], results[seen])
             return results
 
         if request.role == "backward" or _devices(request.program) != ["cpu"]:
@@ -131,6 +134,28 @@ def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
             raise
 
     return call
+
+
+def _twins(program: Program) -> list[tuple[int, int]]:
+    """Values that are kept and share memory with a result that others see."""
+    of = {v: op.viewed for op in program.ops for v in op.values}
+
+    def source(value: Any) -> Any:
+        while of.get(value) is not None:
+            value = of[value]
+        return value
+
+    outputs = [(i, *o) for i, o in enumerate(program.outputs) if type(o[1]) is Value and o[1].op is not None]
+    seen = {source(v): (i, v) for i, slot, v in outputs if not isinstance(slot, Saved)}
+    found = ((i, v, seen.get(source(v))) for i, slot, v in outputs if isinstance(slot, Saved))
+    return [(i, twin[0]) for i, v, twin in found if twin is not None and twin[1] is not v]
+
+
+def _seen_through(kept: Tensor, seen: Tensor) -> Tensor:
+    """The same value as a view of the result, so that a change of that is noticed in the backward."""
+    if kept.untyped_storage().data_ptr() != seen.untyped_storage().data_ptr():
+        return kept
+    return seen.detach().as_strided(kept.size(), kept.stride(), kept.storage_offset())
 
 
 def _counted(run: Boxed) -> Boxed:

@@ -167,8 +167,9 @@ class Components:
         self.views: dict[Edge, Target] = {}
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
-    def find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView] = ()) -> list[Component]:
-        """`cut`: outputs that others were computed from are in components of their own.
+    def find(self, *, one_node: bool, cut: int, views: Sequence[GrownView] = ()) -> list[Component]:
+        """`cut`: outputs that others were computed from are in components of their own, unless more than so
+        many follow upon each other.
 
         So are inputs that are changed, unless something else needs them both as they were and as they are.
         """
@@ -184,7 +185,7 @@ class Components:
             del self.exits[own:]
             self.views.clear()
 
-    def _find(self, *, one_node: bool, cut: bool, views: Sequence[GrownView]) -> list[Component]:
+    def _find(self, *, one_node: bool, cut: int, views: Sequence[GrownView]) -> list[Component]:
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
@@ -192,7 +193,7 @@ class Components:
         walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
         levels: dict[int, int] = {}
         components = []
-        if cut and not one_node:
+        if not one_node and max(_levels(exits, walks).values(), default=0) < cut:
             self._use_views(views, walks)
             levels = _levels(exits, walks)
         if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):
