@@ -98,6 +98,18 @@ def test_updates_views_and_aliases_are_those_of_eager() -> None:
     same(run(fast(fn)), run(fn))
 
 
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
+def test_statistics_are_updated_inside_and_versions_are_those_of_eager(frontend: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.BatchNorm1d(6))
+    other = copy.deepcopy(net)
+    compiled, x = fast(net, frontend=frontend), torch.randn(8, 4)
+    for _ in range(2):
+        same(compiled(x).sum().backward(), other(x).sum().backward())
+        same(list(net.buffers()), list(other.buffers()))
+    assert [b._version for b in net.buffers()] == [b._version for b in other.buffers()]
+
+
 def test_tangents_of_any_layout_are_taken() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.sin(x) * x

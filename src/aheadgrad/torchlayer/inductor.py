@@ -26,7 +26,7 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -123,34 +123,15 @@ def _simplify() -> Any:
             module: Any = graph.owning_module
             device = next((v.device for v in _fakes(module)), torch.device("cpu"))
             given: Any = (device,) if takes_device else ()
-            known = set(graph.nodes)
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
             joint_graph_passes(module, *given)
-            _merge_repetitions(module.graph, known)
             _divide_as_eager(module.graph)
 
         def uuid(self) -> str:
-            return "aheadgrad: joint graph passes, repetitions merged, divisions as eager's"
+            return "aheadgrad: joint graph passes, divisions as eager's"
 
     return Simplify()
-
-
-def _merge_repetitions(graph: fx.Graph, known: set[fx.Node]) -> None:
-    """Passes repeat themselves: the gradient of logits is padded for each of the products that it is part of.
-    Nodes that were there before, and results of the graph, stay as they are."""
-    seen: dict[Any, fx.Node] = {}
-    output = graph.output_node()
-    for node in list(graph.nodes):
-        target = node.target
-        if node in known or node.op != "call_function" or output in node.users:
-            continue
-        if not isinstance(target, OpOverload) or is_mutable(target) or is_random(target):
-            continue
-        first = seen.setdefault((target, repr(node.args), repr(node.kwargs)), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
 
 
 def _divide_as_eager(graph: fx.Graph) -> None:
@@ -243,6 +224,7 @@ def compile_graph(
 
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(visible)
+    written = [i for i, node in enumerate(module.graph.find_nodes(op="placeholder")) if _is_written(node)]
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
@@ -257,7 +239,24 @@ def compile_graph(
             **family.arguments(),
         )
     strides = context.output_strides
-    return made, tuple(strides) if strides else None
+    return _moving_versions(made, written) if written else made, tuple(strides) if strides else None
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(is_mutable(user.target) and user.args[0] is node for user in node.users)
+
+
+def _moving_versions(run: Callable[[list[Any]], Any], written: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """Version counters of inputs that a program writes to move by one, as with an op; kernels move none."""
+
+    def call(args: list[Any]) -> Any:
+        changed = [t for t in map(args.__getitem__, written) if not t.is_inference()]
+        versions = [t._version + 1 for t in changed]
+        results = run(args)
+        torch._C._autograd._unsafe_set_version_counter(tuple(changed), tuple(versions))
+        return results
+
+    return call
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
