@@ -55,7 +55,7 @@ class Request:
     `layouts` has the strides of values that an earlier program of the same call makes in another layout than
     recorded. `given_away` are values whose memory a backward may use, unless the graph is kept. `shared` is
     for the backend: the same for all programs of a call. `watch` notes the time of a compile that comes
-    later than the backend's call.
+    later than the backend's call; `note` is for what a reader of the report should know.
     """
 
     program: Program
@@ -68,6 +68,10 @@ class Request:
     def watch(self) -> Iterator[None]:
         with self.shared["watch"](self.role) if "watch" in self.shared else nullcontext():
             yield
+
+    def note(self, text: str) -> None:
+        if "note" in self.shared:
+            self.shared["note"](text)
 
     @property
     def role(self) -> str:
