@@ -26,8 +26,8 @@ class Exported:
     """What `aheadgrad.export` gives.
 
     There are several `stages` where calls find other state than the one before (an optimizer makes its own at
-    its first step), and one otherwise; `program`, `signature` and the like are of the last. `state` are the tensors that it
-    holds, by name: copies, which `run` updates.
+    its first step), and one otherwise; `program`, `signature` and the like are of the last. `state`
+    are the tensors that it holds, by name: copies, which `run` updates.
     """
 
     stages: tuple[Stage, ...]
