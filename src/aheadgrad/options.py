@@ -51,9 +51,9 @@ class Options:
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
     a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
-    Backends say how many `layouts` of tangents a backward is compiled for, and whether a random op
-    `replays` what it drew (`backends.contract.Wants`). `cache` is True, or the directory that entries are
-    kept in (docs/cache.md).
+    Backends say how many `layouts` of tangents a backward is compiled for, whether a random op `replays`
+    what it drew, and whether they `fuse` ops (`backends.contract.Wants`). `cache` is True, or the directory
+    that entries are kept in (docs/cache.md).
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
@@ -75,6 +75,7 @@ class Options:
     cache: Any = False
     layouts: int = 8
     replays: bool = True
+    fuses: bool = False
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.joint import level as values
-from aheadgrad.program.slots import Buffer, Parameter, Slot
+from aheadgrad.program.slots import Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
@@ -19,7 +19,6 @@ from aheadgrad.recording.lower import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dynamo import is_static
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
@@ -36,7 +35,7 @@ def lower(recording: Recording) -> values.Joint:
             e.leaf.requires_grad,
             low.memory(functional.storage_key(e.seen)),
             None if (item := session.items.get(id(e.real))) is None else as_number(item),
-            is_static(e.real) or isinstance(e.slot, Parameter | Buffer),
+            e.is_static,
         )
         for e in session.entrances
     )
@@ -168,12 +167,10 @@ class _Levels:
         kept = self._kept(c.nodes) if self.keeps and c.targets else ()
         keeps = tuple(sorted(kept, key=lambda v: v.number))  # the same in every process
         saved: list[frozenset[int]] = []
-        once: tuple[int, ...] = ()
-        if saves:
-            for i in c.exits:
-                keys = saved_storages(self.session, c.nodes_of[i])
-                saved.append(frozenset(map(self.low.memory, keys)))
-            once = tuple(k for k, i in enumerate(c.exits) if any(map(holds_something, c.nodes_of[i])))
+        for i in c.exits if saves else ():
+            keys = saved_storages(self.session, c.nodes_of[i])
+            saved.append(frozenset(map(self.low.memory, keys)))
+        once = tuple(k for k, i in enumerate(c.exits) if any(map(holds_something, c.nodes_of[i])))
         targets = tuple(map(self._target, c.targets))
         return values.Component(number, tuple(c.exits), targets, expected, keeps, tuple(saved), once)
 
