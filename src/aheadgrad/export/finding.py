@@ -7,7 +7,7 @@ of lists, dictionaries and objects there; on tensors, which may have attributes,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -26,8 +26,13 @@ _DEEP = 4  # containers and objects inside of each other
 _WIDE = 256  # parts of one; what is not found by name is found when it is used, and has a number
 _OPAQUE = (str, bytes, int, float, complex, type(None), ModuleType, BuiltinFunctionType)
 _CODE = (FunctionType, MethodType, partial, classmethod, staticmethod, property, type)
-_OF_OPTIMIZERS = {*vars(Optimizer), *vars(SGD([nn.Parameter(torch.zeros(()))])), "_opt_called", "_step_count"}
 _OF_PYTHON = 1 << 9  # a class that was made by a class statement
+
+
+@cache
+def _of_optimizers() -> set[str]:
+    """What every optimizer has. (Making one loads Dynamo.)"""
+    return {*vars(Optimizer), *vars(SGD([nn.Parameter(torch.zeros(()))])), "_opt_called", "_step_count"}
 
 
 class Item(state.Place):
@@ -127,7 +132,7 @@ class Finding:
             self.optimizers.append((path, value))
             for k, p in enumerate(p for group in value.param_groups for p in group["params"]):
                 self._on(p, f"{path}.params[{k}]", depth)
-            for key in vars(value).keys() - _OF_OPTIMIZERS:
+            for key in vars(value).keys() - _of_optimizers():
                 self.look(state.Place(vars(value), key, path), f"{path}.{key}", depth + 1)
         elif isinstance(value, list):
             for k in range(len(value)):

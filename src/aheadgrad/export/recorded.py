@@ -115,7 +115,8 @@ class Recorder:
                 )
         self.fn, self.flat, self.symbols = fn, flat, symbols
         # Without cuts between outputs, where one backward would hand over to another.
-        self.options = Options(partition="min_cut", dynamic=False, decompositions=dict(decompositions or {}))
+        chosen = dict(decompositions or {})
+        self.options = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=chosen)
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self._check_hooks()
