@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._inductor.config as settings
 from torch import Tensor, nn
 
 from tests import test_cache
@@ -31,6 +32,23 @@ LIBRARY.define("half(Tensor x) -> Tensor")
 LIBRARY.impl("half", lambda x: x / 2, "CompositeImplicitAutograd")
 # By what is changed: a program with a `V`.
 SEEN: dict[str, str] = {
+    "a global of code that was given to exec": """
+        exec("def forward(self, x):\\n    return x * V")
+        f = type("M", (nn.Module,), {"forward": forward, "__module__": __name__})()
+    """,
+    "an attribute that a text names": """
+        class config:
+            v = V
+        TEXT = "{0.v}"
+        def f(x):
+            return x * float(TEXT.format(config))
+    """,
+    "a setting in a module of settings": """
+        import torch._inductor.config
+        torch._inductor.config.cpp.threads = int(V)
+        def f(x):
+            return x * torch._inductor.config.cpp.threads
+    """,
     "a global of a backward": """
         class F(torch.autograd.Function):
             @staticmethod
@@ -207,7 +225,8 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(nn.modules.normalization, "F", nn.functional)
     for where in (torch, Tensor):
         monkeypatch.setattr(where, "kept_by_a_test", None, raising=False)
-    yield
+    with settings.patch("cpp.threads", settings.cpp.threads):
+        yield
     torch.set_printoptions(profile="default")
     logging.getLogger("kept_by_a_test").setLevel(logging.NOTSET)
 
@@ -279,6 +298,27 @@ UNPROVEN: dict[str, tuple[str, str]] = {
     "decimals": (
         "from decimal import Decimal\ndef f(x):\n    return x * float(Decimal(1) / Decimal(3))",
         "decimal.Decimal",
+    ),
+    "a name that an object keeps": (
+        """
+        import operator
+        class config:
+            v = 2.0
+        get = operator.attrgetter("v")
+        def f(x):
+            return x * get(config)
+        """,
+        "by names that no code has (v)",
+    ),
+    "getattr by another name": (
+        """
+        class config:
+            ab = 2.0
+        ask = getattr
+        def f(x):
+            return x * ask(config, "a" + chr(98))
+        """,
+        "by names that no code has (getattr)",
     ),
     "sys.modules": (
         "import sys\ndef f(x):\n    return x * len(sys.modules['torch'].__name__)",

@@ -29,10 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.cache.code import code_digest, digest, globals_in, imports_in, makes_sets, whose
-from aheadgrad.cache.tell import BUILTINS, DESCRIPTORS, Teller, Unprovable
+from aheadgrad.cache.tell import ASKING, BUILTINS, DESCRIPTORS, Teller, Unprovable
 from aheadgrad.cache.witness import Witness
 from aheadgrad.recording.plain import SIMPLE
 from aheadgrad.torchlayer.custom_ops import replaced_kernels
+from aheadgrad.torchlayer.process import settings_of
 
 _ABSENT = object()
 _NOWHERE = ModuleType("nowhere")
@@ -49,7 +50,7 @@ _IMPLICIT = {
     "_field_defaults",
     "__dataclass_fields__",
 }  # read without their names
-_BY_NAME = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "hasattr", "dir", "getmembers"}
+_BY_NAME = {*ASKING, "__dict__", "attrgetter", "getmembers", "format", "format_map"}
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,12 @@ def prove(witness: Witness, teller: Teller) -> Proof:
             else:
                 facts.named(code, space, items)
         if len(later) == len(left):
-            raise Unprovable(f"{left[0].co_qualname} ran, and nothing that can be compared leads to it")
+            later = [code for code in left if code not in witness.texts]  # nothing leads to those of others
+            if later:
+                raise Unprovable(f"{later[0].co_qualname} ran, and nothing that can be compared leads to it")
         left = later
+    if unseen := teller.asked_for - names:
+        raise Unprovable(f"attributes are asked for by names that no code has ({min(unseen)})")
     return Proof(names, items)
 
 
@@ -177,6 +182,9 @@ class _Facts:
         for key, value in sorted(vars(module).items()):
             by_name = self._any_name and not safe and isinstance(value, _DATA) and key not in _IGNORED
             if key in self.names or by_name or (key == "__getattr__" and not safe):
+                found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
+        for key, value in sorted(settings_of(module).items()):
+            if self._any_name or key.rpartition(".")[2] in self.names:
                 found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
         names = sorted(vars(module).keys() - _IGNORED) if self._any_name and not safe else ""
         return f"module {name} {found} {names}"

@@ -80,6 +80,13 @@ _MADE_BY_PYTHON = 1 << 9  # the flag of classes that are no part of the interpre
 
 DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType, ClassMethodDescriptorType, *_BUILTINS)
 _FIELD: Any = type(vars(namedtuple("Field", "a"))["a"])
+ASKING = {
+    "getattr",
+    "vars",
+    "__getattribute__",
+    "hasattr",
+    "dir",
+}  # attributes, by their names
 _GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller, _FIELD)
 
 
@@ -90,13 +97,15 @@ class Unprovable(Exception):
 class Teller:
     """Tells values; `known` has texts for objects that are checked elsewhere, by id.
 
-    `codes` has the globals of all code that was told, by its digest; `classes` are all classes by name.
+    `codes` has the globals of all code that was told, by its digest; `classes` are all classes by name;
+    `asked_for` are names that code need not have for attributes to be read: those in an `attrgetter`.
     """
 
     def __init__(self, known: Mapping[int, str] | None = None) -> None:
         self.known = known or {}
         self.codes: dict[str, dict[str, Any]] = {}
         self.classes: dict[str, type] = {}
+        self.asked_for: set[str] = set()
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []
 
@@ -104,6 +113,7 @@ class Teller:
         """One that has told the same."""
         made = Teller(self.known)
         made.codes, made.classes = dict(self.codes), dict(self.classes)
+        made.asked_for = set(self.asked_for)
         made._numbers, made._held = dict(self._numbers), list(self._held)
         return made
 
@@ -213,10 +223,17 @@ class Teller:
             holder is None or isinstance(holder, ModuleType) or type(holder).__name__.startswith(_HOLDERS)
         )
         inside = "" if unbound else self.tell(holder)
+        self.asked_for |= {f.__name__} & ASKING
         module = str(
             getattr(f, "__module__", None) or getattr(getattr(f, "__objclass__", None), "__module__", "")
         )
         return f"builtin {module}.{f.__qualname__} {version_of(module)} {inside}"
+
+    def _getter(self, value: Any) -> str:
+        given = value.__reduce__()[1]
+        if isinstance(value, operator.attrgetter | operator.methodcaller):
+            self.asked_for |= {part for name in given if type(name) is str for part in name.split(".")}
+        return f"{type(value).__name__} {self._parts(given)}"
 
     def _object(self, value: Any) -> str:
         return f"{self._class(type(value))} {self._more(value)}"
@@ -315,7 +332,7 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (nn.Module, Teller._cannot),
     (CustomOpDef, lambda t, v: t.tell(op_of(v))),
     (DESCRIPTORS, lambda t, v: f"{type(v).__name__} {v!r}"),
-    (_GETTERS, lambda t, v: f"{type(v).__name__} {t._parts(v.__reduce__()[1])}"),
+    (_GETTERS, Teller._getter),
     (_NUMBERS, Teller._number),
     (bytearray, lambda t, v: f"bytearray {bytes(v)!r}"),
     (MappingProxyType, lambda t, v: f"proxy {t.tell(dict(v))}"),

@@ -3,6 +3,7 @@
 Python's own profiler counts the calls, in C; times are nobody's business here. It tells who called whom:
 
     ran       code that is neither torch's, Python's nor ours; what only an `import` ran is left out
+    texts     those of them that were given to `exec`, maybe by torch for itself
     beneath   torch's own code that it called: the settings which that names are compared, too
     doubts    what reads something that nobody compares: any function of C, or of Python's library, that is
               not known to give the same in each process (`pure`)
@@ -35,6 +36,7 @@ class Witness:
 
     def __init__(self) -> None:
         self.ran: list[CodeType] = []
+        self.texts: set[CodeType] = set()
         self.beneath: list[CodeType] = []
         self.doubts: list[str] = []
         self._profiler = _lsprof.Profiler()
@@ -58,10 +60,9 @@ class Witness:
     def _read(self, stats: list[Any]) -> None:
         calls = {one.code: [sub.code for sub in one.calls or ()] for one in stats}
         users = {code for code in _reached(calls) if _is_users(code)}
-        generated = {code for code in users if code.co_filename == "<string>"}
-        users -= generated - {
-            sub for code in users for sub in calls[code]
-        }  # others made those for themselves
+        texts = {code for code in users if code.co_filename == "<string>"}
+        self.texts = texts - {sub for code in users for sub in calls[code]}
+        users -= {text for text in self.texts if _is_of_python(text)}
         beneath: set[CodeType] = set()
         roots = users | {code for code in (_MODULE,) if code in calls}
         for code in roots:
@@ -87,6 +88,12 @@ def _place(code: CodeType) -> tuple[str, int, str]:
 
 def _is_users(code: Any) -> bool:
     return isinstance(code, CodeType) and not whose(code.co_filename) and _GRAPH not in code.co_filename
+
+
+def _is_of_python(text: CodeType) -> bool:
+    """Was it run at once, or written for a dataclass or a named tuple?"""
+    name = text.co_qualname
+    return name == "<module>" or name.startswith("__create_fn__.") or text.co_names == ("_tuple_new",)
 
 
 def _reached(calls: Calls) -> Iterator[Any]:

@@ -9,9 +9,11 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
+from torch.utils._config_module import ConfigModule
 
 from aheadgrad.torchlayer.attention import attention_kernels
 from aheadgrad.torchlayer.autocast import autocast_state
@@ -80,6 +82,11 @@ def switches() -> Iterator[tuple[str, str]]:
     yield "warnings that are raised", str([one for one in warnings.filters if one[0] == "error"])
     yield "anomaly mode", str(torch.is_anomaly_enabled())
     yield "devices", f"{torch.cuda.is_available()} {torch.accelerator.device_count()}"
+
+
+def settings_of(module: ModuleType) -> dict[str, object]:
+    """The values in a module of settings (`torch._inductor.config`), which are no attributes of it."""
+    return dict(module.get_config_copy()) if isinstance(module, ConfigModule) else {}
 
 
 def look_of(t: Tensor) -> str:
