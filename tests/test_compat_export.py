@@ -159,7 +159,7 @@ def test_a_joint_graph_is_changed_and_compiled() -> None:
         twice.meta.update(power.meta)
         power.replace_all_uses_with(twice, delete_user_cb=lambda n: n is not twice)
         joint.graph_module.recompile()
-        compiled = compat.aot_compile_joint_with_descriptors(joint, fw_compiler=compat.nop)
+        compiled = compat.aot_compile_joint_with_descriptors(joint)
     loss, out = compiled(*model.parameters(), *model.buffers(), *args)
     expected, wanted = twin(*args)
     torch.testing.assert_close(loss, expected * 3)

@@ -131,6 +131,62 @@ def test_graphs_that_do_not_fit_are_refused() -> None:
         exported.from_graph_module(other.graph_module)
 
 
+def without_copies(exported: Any) -> Any:
+    modules = [copy.deepcopy(module) for module in exported.graph_modules]
+    for module in modules:
+        for node in module.graph.find_nodes(op="call_function", target=aten.clone.default):
+            node.replace_all_uses_with(node.args[0])
+    return exported.from_graph_module(*modules)
+
+
+def test_passes_that_take_copies_away_change_nothing() -> None:
+    """What has memory of its own by the signature has it, whatever the graph shares."""
+    seen, kept = torch.ones(3), {"last": torch.zeros(3)}
+
+    def step(x: Tensor) -> tuple[Tensor, ...]:
+        before = seen.clone()
+        seen.add_(x)
+        kept["last"] = x.clone()
+        return before, x.clone(), x * 2, x * 2
+
+    exported = export(step, (torch.ones(3),))
+    module = copy.deepcopy(exported.graph_module)
+    output = module.graph.output_node()
+    *rest, first, second, last = output.args[0]  # type: ignore[misc, union-attr]
+    assert first.target is second.target is aten.mul.Tensor  # type: ignore[union-attr]
+    output.args = ((*rest, first, first, last),)
+    exported = without_copies(exported.from_graph_module(module))
+    x = torch.ones(3)
+    results = exported.run(x)
+    for result in (x, *results):
+        result.add_(10)
+    assert [int(t[0]) for t in (x, *results)] == [11, 11, 11, 12, 12]
+    assert {name: int(t[0]) for name, t in exported.state.items()} == {"seen": 2, "kept['last']": 1}
+
+
+def test_values_that_a_pass_has_left_as_they_were() -> None:
+    exported = export(lambda x: x.sum(0), (torch.randn(2, 3),))
+    module = copy.deepcopy(exported.graph_module)
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList)
+    node.args = (node.args[0], [1])  # its meta["val"] is still that of before
+    with pytest.raises(InvalidProgram, match=r"output 0 was f32\[3\], and is f32\[2\]"):
+        exported.from_graph_module(module)
+    node.args = (node.args[0], [7])
+    with pytest.raises(InvalidProgram, match="cannot be run on tensors as the export takes them"):
+        exported.from_graph_module(module)
+
+
+def test_a_graph_with_a_tensor_of_its_own() -> None:
+    exported = export(lambda x: x * 2, (torch.randn(3),))
+    module = copy.deepcopy(exported.graph_module)
+    module.register_buffer("scale", torch.ones(3))
+    (node,) = module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    with module.graph.inserting_before(node):
+        node.args = (node.args[0], module.graph.get_attr("scale"))
+    with pytest.raises(InvalidProgram, match=r"a tensor of its own \(scale\)"):
+        exported.from_graph_module(module)
+
+
 @pytest.mark.parametrize("partition", [None, "min_cut"])
 def test_other_backends_run_it(partition: str | None) -> None:
     asked = []

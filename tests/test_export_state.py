@@ -393,3 +393,19 @@ def test_two_places_for_one_tensor_are_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"leaves held\['before'\] in the memory of another tensor"):
         export(step, (torch.ones(3),))
+
+
+def test_parameters_that_no_module_holds_are_parameters(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def fn(x: Tensor) -> Tensor:
+        return (weight * x).sum()
+
+    made = aheadgrad.export(fn, (torch.ones(3),), loss=0)
+    made.save(tmp_path / "fn.ag")
+    for exported in (made, aheadgrad.load(tmp_path / "fn.ag")):
+        optimizer = torch.optim.SGD(exported.parameters.values(), lr=1.0)
+        exported.backward(torch.full((3,), 2.0))
+        optimizer.step()
+        assert exported.state["weight"].tolist() == [-1.0] * 3
+    assert weight.tolist() == [1.0] * 3

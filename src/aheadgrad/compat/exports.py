@@ -271,11 +271,15 @@ def aot_export_joint_with_descriptors(
     )
 
 
+def _as_it_is(module: fx.GraphModule, _: Any) -> fx.GraphModule:
+    return module
+
+
 def aot_compile_joint_with_descriptors(
     jd: JointWithDescriptors,
     *,
     partition_fn: Callable[..., Any] = default_partition,
-    fw_compiler: Compiler,
+    fw_compiler: Compiler = _as_it_is,
     bw_compiler: Compiler | None = None,
 ) -> Callable[..., Any]:
     """Compiles the graph as it is by now: a function of parameters, buffers and flat inputs, one by one."""

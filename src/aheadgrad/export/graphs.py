@@ -10,9 +10,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from aheadgrad.errors import InvalidProgram
@@ -21,11 +25,12 @@ from aheadgrad.program.cut import Cutter
 from aheadgrad.program.doors import GraphReader, module_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.show import type_text
-from aheadgrad.program.slots import Slot
-from aheadgrad.program.values import Port, Value
+from aheadgrad.program.slots import Saved, Slot
+from aheadgrad.program.values import Op, Port, Value
 from aheadgrad.torchlayer.fxmeta import fill_in_values
 
 META = "aheadgrad"
+_CLONE = torch.ops.aten.clone.default
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,18 @@ def program_from(module: fx.GraphModule, known: Program) -> Program:
     numbers = [_number(n, known) for n in placeholders]
     if len(set(numbers)) < len(numbers):
         raise InvalidProgram("Two placeholders of the graph are described as the same input.")
-    fill_in_values(module)
-    read = GraphReader(module)
-    found = {i: (name, value) for i, (name, value) in zip(numbers, read.inputs, strict=True)}
+    read = _read(module)
     if len(read.results) != len(known.outputs):
         raise InvalidProgram(
             f"The graph returns {len(read.results)} values; the program returns {len(known.outputs)}: "
             f"{', '.join(slot.describe() for slot, _ in known.outputs)}."
         )
+    slots = [slot for slot, _ in known.outputs]
+    was = _shared(known.ops, [p.value for p in known.inputs], slots, [value for _, value in known.outputs])
+    now = _shared(read.ops, [value for _, value in read.inputs], slots, read.results)
+    if now - was:  # a pass did without copies that the signature promises
+        read = _read(_with_copies(module, now - was))
+    found = dict(zip(numbers, read.inputs, strict=True))
     ports = []
     for i, port in enumerate(known.inputs):
         name, value = found.get(i, (port.name, port.value))
@@ -77,6 +86,52 @@ def program_from(module: fx.GraphModule, known: Program) -> Program:
     tape = read.tape(set())
     phases = {op.phase for op in tape.ops}
     return check(Cutter(tape).cut(known.role, ports, outputs, phases))
+
+
+def _read(module: fx.GraphModule) -> GraphReader:
+    for node in module.graph.find_nodes(op="get_attr"):
+        if isinstance(attrgetter(str(node.target))(module), Tensor):
+            raise InvalidProgram(
+                f"The graph has a tensor of its own ({node.target}), and an export holds tensors by name. "
+                "Let the function that you export hold it, or make it in the graph (aten.full, aten.arange)."
+            )
+    try:
+        fill_in_values(module)
+    except Exception as error:  # whatever an op does not like
+        raise InvalidProgram(
+            f"The graph cannot be run on tensors as the export takes them: {error}"
+        ) from error
+    return GraphReader(module)
+
+
+def _shared(
+    ops: Sequence[Op], inputs: Sequence[Any], slots: Sequence[Slot], results: Sequence[Any]
+) -> set[int]:
+    """Which results are in the memory of an input, or of a result before them."""
+    viewed = {v: op.viewed for op in ops for v in op.values}
+    seen = {v for v in inputs if type(v) is Value}
+    found = set()
+    for i, (slot, value) in enumerate(zip(slots, results, strict=True)):
+        if type(value) is not Value or isinstance(slot, Saved):
+            continue
+        while (source := viewed.get(value)) is not None:
+            value = source
+        if value in seen:
+            found.add(i)
+        seen.add(value)
+    return found
+
+
+def _with_copies(module: fx.GraphModule, which: set[int]) -> fx.GraphModule:
+    """The graph with these results copied."""
+    graph = deepcopy(module.graph)
+    output = graph.output_node()
+    returned = list(output.args[0])  # type: ignore[arg-type]
+    with graph.inserting_before(output):
+        for i in which:
+            returned[i] = graph.call_function(_CLONE, (returned[i],))
+    output.args = (tuple(returned),)
+    return fx.GraphModule(module, graph)
 
 
 def _number(node: fx.Node, known: Program) -> int:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from aheadgrad.errors import CaptureError, FallbackError
 from aheadgrad.export.finding import Finding, attributes, called, reached
@@ -112,6 +112,7 @@ class Holding:
 
         for place in self.places:
             kind = {Parameter: "parameter", Buffer: "buffer"}.get(type(place.slot), "tensor")
+            kind = "parameter" if isinstance(place.get(), nn.Parameter) else kind
             note(place.get(), place.slot, kind, place.path)
         for one in self.optimizers:
             for k, p in enumerate(one.parameters):

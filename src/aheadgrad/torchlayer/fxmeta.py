@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as fx_traceback
-from torch import fx
+from torch import Tensor, fx
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _pytree as pytree
+
+from aheadgrad.torchlayer.unbacked import sizes_from_values
 
 _KEEP = ("stack_trace", "nn_module_stack", "source_fn_stack", "recompute", "custom", "ac_graph_id")
 
@@ -71,9 +74,13 @@ def _plain(value: Any) -> Any:
 
 
 def fill_in_values(module: fx.GraphModule) -> None:
-    """Nodes that a pass has added get a fake tensor in `meta["val"]`, as all others have."""
+    """What a pass has added or changed gets a fake tensor in `meta["val"]`, as all others have.
+
+    Where values decide sizes, only what has none: all others would get new symbols."""
     nodes = list(module.graph.nodes)
-    if all("val" in n.meta for n in nodes if n.op == "call_function"):
+    values = [v for n in nodes for v in pytree.tree_leaves(n.meta.get("val"))]
+    decided = any(sizes_from_values(s) for v in values for s in (v.shape if isinstance(v, Tensor) else (v,)))
+    if decided and all("val" in n.meta for n in nodes if n.op == "call_function"):
         return
     given = [n.meta.get("val") for n in nodes if n.op == "placeholder"]
     mode = next((v.fake_mode for v in given if isinstance(v, FakeTensor)), None)
