@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from aheadgrad.errors import ArtifactError
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.file import packed, read, unpacked, write
+from aheadgrad.export.trees import Tree
+from aheadgrad.program.slots import Saved
 
 NAMES = ("manifest.json", "program.json", "tensors.safetensors")
 SPARE = 512 << 20  # bytes
@@ -371,10 +374,44 @@ def test_a_file_is_what_was_written(tmp_path: Path) -> None:
     assert packed(*read(path)) == path.read_bytes()
 
 
+def with_role(program: bytes, role: str) -> bytes:
+    """A program's role is the name of a function in generated code."""
+    tree = json.loads(program)
+    kind = [name for name, *_ in tree["data"]["kinds"]].index("Program")
+    for row in tree["data"]["objects"]:
+        row[1] = role if row[0] == kind else row[1]
+    return compact(tree)
+
+
+def test_what_would_fail_when_it_is_run() -> None:
+    """Names and keys that fit in type, and to nothing else."""
+    value, state = example()
+    (stage,) = value
+    check_export(value, state)
+    signature, (forward, backward) = stage.signature, stage.programs
+    port = next(p for p in backward.inputs if isinstance(p.slot, Saved))
+    other = replace(port, slot=Saved("another"))
+    ports = tuple(other if p is port else p for p in backward.inputs)
+    for broken, message in (
+        (replace(stage, programs=(forward, replace(backward, inputs=ports))), "the forward does not save"),
+        (
+            replace(stage, signature=replace(signature, returns=Tree("dict", (signature.returns,)))),
+            "a dict with other keys",
+        ),
+    ):
+        with pytest.raises(ArtifactError, match=message):
+            check_export((broken,), state)
+
+
 WRONG: list[tuple[Callable[[dict[str, bytes]], bytes], str]] = [
     (lambda m: sealed(m[NAMES[1]], m[NAMES[2]], version=2), "version 2.*Update aheadgrad"),
     (lambda m: sealed(m[NAMES[1]], m[NAMES[2]])[:-30], "or a part of one"),
     (lambda m: zipped([*m.items(), ("../evil", b"")]), "has the members"),
+    (
+        lambda m: sealed(with_role(m[NAMES[1]], "a(b):pass\nexit()\ndef\tc"), m[NAMES[2]]),
+        "what a program is for",
+    ),
+    (lambda m: sealed(with_role(m[NAMES[1]], "def"), m[NAMES[2]]), "what a program is for"),
     (lambda m: zipped([(n, d.replace(b"relu", b"rely")) for n, d in m.items()]), "altered or damaged"),
 ]
 

@@ -7,6 +7,7 @@ large or so deep that to look through it would take for ever.
 from __future__ import annotations
 
 from collections.abc import Collection
+from keyword import iskeyword
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,7 @@ from aheadgrad.torchlayer.schemas import is_trusted, misfit
 from aheadgrad.torchlayer.symbols import Number
 
 _DEEPEST, _LARGEST = 64, 1 << 24
+_RESULTS = (Value, Number, int, float, bool, complex, str, type(None))
 _RESHAPES = tuple(RESHAPES.values())
 
 
@@ -99,6 +101,11 @@ def _check_op(op: Op) -> None:
 
 
 def _check_program(program: Program) -> None:
+    function = program.role.replace(" ", "_")  # in generated code
+    if not function.isidentifier() or iskeyword(function):
+        raise ArtifactError(f"{program.role[:80]!r} cannot be what a program is for.")
+    if not all(type(v) in _RESULTS for _, v in program.outputs):
+        raise ArtifactError(f"The results of the {program.role} program are neither tensors nor numbers.")
     check(program)
     made = [v for op in program.ops for v in op.values]
     given = {p.value for p in program.inputs if type(p.value) is Value}

@@ -9,14 +9,16 @@ from torch import Tensor
 
 from aheadgrad.errors import ArtifactError
 from aheadgrad.export.signature import CallSignature, Place, Stage
+from aheadgrad.export.trees import Tree
 from aheadgrad.facts.facts import FreshRoot, InputRoot, IsRoot, Recipe, SameAs, TheInput, ViewOf
 from aheadgrad.program.check import check
-from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.program.slots import Saved, SavedSize, UserOutput, ViewBase
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.symbols import Number
 
+_SAVED = Saved | SavedSize
 _KINDS = ("forward", "joint", "split")
 
 
@@ -61,6 +63,8 @@ class _Checking:
         backwards = len(s.backwards) if s.kind == "split" else 0
         _need(len(self.programs) == len(s.constants) == 1 + backwards, "has another number of programs")
         _need(s.takes.kind == "tuple" and len(s.takes.children) == 2, "takes no arguments")
+        for tree in (s.takes, s.returns):
+            _tree(tree)
         _need(s.takes.leaves == len(s.arguments), "has another number of arguments")
         _need(s.returns.leaves == len(s.outputs) <= len(s.facts.outputs), "has another number of outputs")
         for h in s.held:
@@ -76,6 +80,7 @@ class _Checking:
         _need(all(type(c) is Number for c in s.conditions), "has a condition that is none")
         self._inputs()
         self._outputs()
+        self._saved()
         self._facts(s)
 
     def _looks(self, t: Tensor, held: Any) -> None:
@@ -162,6 +167,17 @@ class _Checking:
         if s.loss is not None:
             _within(s.loss, len(s.outputs), "the loss")
 
+    def _saved(self) -> None:
+        """Each backward takes what the forward saves, then its tangents and constants."""
+        s = self.signature
+        saved = {slot.name for slot in self.programs[0].signature.outputs if isinstance(slot, _SAVED)}
+        for program, b, constants in zip(self.programs[1:], s.backwards, s.constants[1:], strict=False):
+            slots = program.signature.inputs
+            names = [slot.name for slot in slots if isinstance(slot, _SAVED)]
+            rest = sum(_count(t.form) for t in b.tangents) + len(constants)
+            fits = saved.issuperset(names) and len(slots) == len(names) + rest
+            _need(fits, "has a backward that takes what the forward does not save")
+
     # ---- memory -------------------------------------------------------------------------------
 
     def _facts(self, s: CallSignature) -> None:
@@ -192,6 +208,9 @@ class _Checking:
             _within(index, high, "input", low=low)
         updated = dict(s.updates)
         for f in s.facts.inputs:
+            place = s.place(f.index)
+            there = place.kind != "held" or (place.of in self.held and place.of not in dict(s.made))
+            _need(f.untouched or there, f"changes {place.of}, which is not there when a call begins")
             if f.data_changed or (f.storage_changed and f.adopts is None):
                 _need(f.index in updated, "changes an input without a new value")
 
@@ -199,6 +218,13 @@ class _Checking:
         _need(
             all(is_view_op(step.target) or step.in_place for step in recipe.steps), "has a view that is none"
         )
+
+
+def _tree(tree: Tree) -> None:
+    named = bool(tree.keys) or tree.kind not in ("leaf", "tuple", "list", "deque", "sequence")
+    _need(not named or len(tree.keys) == len(tree.children), f"has a {tree.kind} with other keys")
+    for child in tree.children:
+        _tree(child)
 
 
 def _count(form: Form | None) -> int:
