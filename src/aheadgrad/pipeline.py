@@ -308,7 +308,7 @@ class Steps:
         wanted: Wanted,
         handed: tuple[int, ...],
         *,
-        hands: bool,
+        hands: int,
     ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
         """A backward that takes what is handed to it and, if asked to, hands on; with its ends. None if there
         is no such backward: then each goes its own way."""
@@ -319,7 +319,7 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return self.compiler.compile(program), further.ends
+        return self.compiler.compile(replace(program, unbatched=True)), further.ends
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

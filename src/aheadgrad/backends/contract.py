@@ -36,7 +36,8 @@ class Wants:
     how many layouts of tangents a backward is compiled before others are copied into the one that is
     expected. `partition`: what `partition="default"` means with this backend. `replays`: can random ops run
     again with the numbers that they drew before? `updates`: programs change their inputs themselves, where
-    autograd need not see it (the statistics of a BatchNorm).
+    autograd need not see it (the statistics of a BatchNorm). `fuses`: ops that take each element by itself
+    become one kernel with their neighbours, so that what only these read is not written to memory.
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
@@ -44,6 +45,7 @@ class Wants:
     partition: str = "default"
     replays: bool = True
     updates: bool = False
+    fuses: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -40,7 +40,9 @@ class Inductor:
     mode: str = "default"
     warns: bool = field(default=True, compare=False)
 
-    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut", replays=False, updates=True)
+    wants = Wants(
+        inductor.decompositions, layouts=1, partition="min_cut", replays=False, updates=True, fuses=True
+    )
 
     def __post_init__(self) -> None:
         if self.mode not in inductor.MODES:

@@ -95,15 +95,11 @@ def settled(options: Options, device: str) -> Options:
     wants = wants_of(backend)
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
-    given: dict[str, Any] = {
-        "backend": backend,
-        "mode": None,
-        "decompositions": chosen,
-        "partition": partition,
-    }
+    given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
     if wants.updates:
         given["keep_inference_input_mutations"] = True
-    return replace(options, **given, layouts=wants.layouts, replays=wants.replays)
+    told: dict[str, Any] = {"layouts": wants.layouts, "replays": wants.replays, "fuses": wants.fuses}
+    return replace(options, **given, **told, partition=partition)
 
 
 class Compiler:

@@ -22,6 +22,7 @@ from aheadgrad.program.values import Op, Value
 from aheadgrad.torchlayer.dispatch import below_autograd
 from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
 
+_SUM = torch.ops.aten.sum.dim_IntList
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 
 
@@ -124,6 +125,8 @@ class _Body:
             function, k = over
             hint = function.__name__
             args.insert(0, args.pop(k))
+        if op.target is _SUM and type(dims := op.args[1]) in (list, tuple) and len(dims) == 1:
+            args[1] = self._argument(dims[0])  # one number is read faster than a list of one
         if op.target is _AS_STRIDED_SCATTER:
             args[0] += ".detach()"  # its kernel refuses what requires grad, even without grad mode
         args += [f"{k}={self._argument(v)}" for k, v in op.kwargs.items()]

@@ -5,7 +5,7 @@
 
 The numbers are the same; memory is not asked for, and what is still in the processor's cache is used again.
 Operands are taken only if nothing else can be in the same memory. And what a tangent leads to never goes
-over what it does not lead to: a backward may be run for a batch of some tangents at once.
+over what it does not lead to: most backwards may be run for a batch of some tangents at once.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def reused(program: Program) -> dict[Op, tuple[Any, int]]:
             x = op.args[k] if k < len(op.args) else None
             if type(x) is not Value or x not in free or users[x][-1] is not op or times[x] > 1:
                 continue
-            if x.type == op.out.type and len(behind[x]) == len(behind[op.out]):
+            if x.type == op.out.type and (program.unbatched or len(behind[x]) == len(behind[op.out])):
                 found[op] = over, k
                 break
     return found

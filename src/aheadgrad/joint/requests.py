@@ -41,7 +41,8 @@ class Request:
     only. `values` are real tensors and numbers that stand for saved values and tangents, where the backward
     looks at values; what is recorded with them is forgotten at once, unless it has a next order. `edges`:
     anomaly mode wants to know where gradients go. `handed` are places (by number) where backwards of higher
-    order hand over to this one, and with `hands` it hands over in turn.
+    order hand over to this one. It hands over in turn if `hands` is not 0: to the order so many below it, and
+    to those below that.
     """
 
     component: int
@@ -53,7 +54,7 @@ class Request:
     edges: bool = False
     wanted: Wanted = None
     handed: tuple[int, ...] = ()
-    hands: bool = False
+    hands: int = 0
 
 
 @dataclass(frozen=True, eq=False)

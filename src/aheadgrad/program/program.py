@@ -18,6 +18,7 @@ class Program:
     """`outputs` pairs each slot with a value, a number or a constant.
 
     `made` is the module of somebody else (a partition function's) that the program was read from.
+    `unbatched`: it will never be given a batch of some tangents at once, and others as they are.
     """
 
     role: str
@@ -26,6 +27,7 @@ class Program:
     outputs: tuple[tuple[Slot, Any], ...]
     naming: Naming = field(default_factory=Naming, repr=False)
     parts_first: bool = False
+    unbatched: bool = False
     made: fx.GraphModule | None = field(default=None, repr=False)
 
     @cached_property

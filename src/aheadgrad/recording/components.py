@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge
 from aheadgrad.program.slots import Between
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
+from aheadgrad.recording.histories import holds_something
 from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
 
 Edge = tuple[Any, int]
@@ -167,15 +168,18 @@ class Components:
         self.views: dict[Edge, Target] = {}
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
-    def find(self, *, one_node: bool, cut: int, views: Sequence[GrownView] = ()) -> list[Component]:
+    def find(
+        self, *, one_node: bool, cut: int, join: bool, views: Sequence[GrownView] = ()
+    ) -> list[Component]:
         """`cut`: outputs that others were computed from are in components of their own, unless more than so
-        many follow upon each other.
+        many follow upon each other. `join`: outputs whose history holds nothing that a backward frees go with
+        others that lead to the same inputs.
 
         So are inputs that are changed, unless something else needs them both as they were and as they are.
         """
         own = len(self.exits)
         while True:
-            components = self._find(one_node=one_node, cut=cut, views=views)
+            components = self._find(one_node=one_node, cut=cut, join=join, views=views)
             torn = _torn(self.exits, components) if cut else set()
             if not torn:
                 return components
@@ -185,7 +189,7 @@ class Components:
             del self.exits[own:]
             self.views.clear()
 
-    def _find(self, *, one_node: bool, cut: int, views: Sequence[GrownView]) -> list[Component]:
+    def _find(self, *, one_node: bool, cut: int, join: bool, views: Sequence[GrownView]) -> list[Component]:
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
@@ -199,7 +203,8 @@ class Components:
         if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):
             components = self._cut(levels)
         else:
-            components = [self._component(m, walks) for m in _groups(walks, one_node)]
+            groups = _groups(walks, one_node)
+            components = [self._component(m, walks) for m in (_joined(groups, walks) if join else groups)]
         components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
         order = {id(c): levels.get(c.exits[0], 0) for c in components}
         return sorted(components, key=lambda c: (order[id(c)], c.exits[0]))
@@ -301,6 +306,19 @@ def _groups(walks: dict[int, Walk], one_node: bool) -> list[list[int]]:
                 rest.append(group)
         groups = [*rest, (members, nodes)]
     return [sorted(members) for members, _ in groups]
+
+
+def _joined(groups: list[list[int]], walks: dict[int, Walk]) -> list[list[int]]:
+    """The same groups, but those that hold nothing joined with another that leads to the same leaves."""
+    leaves = [{id(leaf) for i in members for leaf in walks[i].leaves} for members in groups]
+    light = [not any(runs_python(n) or holds_something(n) for i in g for n in walks[i].nodes) for g in groups]
+    for k in range(len(groups)):
+        others = [j for j, g in enumerate(groups) if g and j != k and leaves[j] & leaves[k]]
+        if light[k] and others:
+            j = min(others, key=light.__getitem__)
+            groups[j], leaves[j] = sorted(groups[j] + groups[k]), leaves[j] | leaves[k]
+            groups[k] = []
+    return [members for members in groups if members]
 
 
 def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:

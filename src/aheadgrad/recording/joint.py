@@ -68,11 +68,13 @@ class Joint:
         *,
         one_node: bool,
         cut: int = 0,
+        join: bool = False,
         views: Sequence[GrownView] = (),
     ) -> None:
         self.session = session
         self.exits = list(exits)  # and the passages between components
-        self.components = Components(self.exits, targets).find(one_node=one_node, cut=cut, views=views)
+        found = Components(self.exits, targets)
+        self.components = found.find(one_node=one_node, cut=cut, join=join, views=views)
         self.inner: list[Any] = []  # edges where other backwards may come in (`meeting`)
         self.forms: dict[int, Any] = {}  # of the tangents that we expect for subclasses
 

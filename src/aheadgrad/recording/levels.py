@@ -167,12 +167,10 @@ class _Levels:
         kept = self._kept(c.nodes) if self.keeps and c.targets else ()
         keeps = tuple(sorted(kept, key=lambda v: v.number))  # the same in every process
         saved: list[frozenset[int]] = []
-        once: tuple[int, ...] = ()
-        if saves:
-            for i in c.exits:
-                keys = saved_storages(self.session, c.nodes_of[i])
-                saved.append(frozenset(map(self.low.memory, keys)))
-            once = tuple(k for k, i in enumerate(c.exits) if any(map(holds_something, c.nodes_of[i])))
+        for i in c.exits if saves else ():
+            keys = saved_storages(self.session, c.nodes_of[i])
+            saved.append(frozenset(map(self.low.memory, keys)))
+        once = tuple(k for k, i in enumerate(c.exits) if any(map(holds_something, c.nodes_of[i])))
         targets = tuple(map(self._target, c.targets))
         return values.Component(number, tuple(c.exits), targets, expected, keeps, tuple(saved), once)
 

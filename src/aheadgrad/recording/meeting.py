@@ -5,6 +5,8 @@
 Autograd goes back from `force` through its own history and into that of `energy`, and adds up there what
 comes from both sides. Two backwards that know nothing of each other would both go back from there. So that of
 `force` can be recorded up to the ends of its own history, and that of `energy` with what comes in there.
+An order in between that nobody holds any more (a second derivative of which only the third is kept) will not
+have a backward of its own: its history counts as that of the order above it.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ def record_handing(level: Any, component: Component, pattern: Any, state: Any, r
     """A backward that takes what is handed to it, and hands on; the gradients and the ends."""
     if any(map(runs_python, component.nodes)) or component.boundary:
         raise CaptureError("custom functions and parts of calls have backwards of their own")
-    found = _ends(level, component, request.wanted) if request.hands else {}
+    below = _orders_below(level)[request.hands - 1 :] if request.hands else []
+    found = _ends(below, component, request) if below else {}
     wanted = request.wanted or (True,) * len(component.targets)
     cut = component
     if found:
         ends = [Target("exit", -1, _passage(edge)) for edge in found]
-        own = component.nodes - level.recorded.component.nodes
+        own = component.nodes - below[0][1].nodes
         cut = Component(component.exits, [*component.targets, *ends], own)
         cut.beyond = beyond(cut)
         wanted = (*wanted, *(True for _ in ends))
@@ -45,11 +48,19 @@ def _passage(edge: Edge) -> Passage:
     return Passage(node, number, *edge_metadata(node, number))
 
 
-def _ends(level: Derivative, component: Component, wanted: Any) -> dict[Edge, tuple[int, int]]:
-    """Where the history of a gradient leads into that of the orders below, on the way to wanted targets."""
-    below = [(level.below, level.recorded.component)]
-    while isinstance(below[-1][0], Derivative):
-        below.append((below[-1][0].below, below[-1][0].recorded.component))
+def _orders_below(level: Derivative) -> list[tuple[Any, Component]]:
+    """Each order below, nearest first, and the part of it that the gradients belong to."""
+    found = [(level.below, level.recorded.component)]
+    while isinstance(found[-1][0], Derivative):
+        found.append((found[-1][0].below, found[-1][0].recorded.component))
+    return found
+
+
+def _ends(
+    below: list[tuple[Any, Component]], component: Component, request: Request
+) -> dict[Edge, tuple[int, int]]:
+    """Where the history of a gradient leads into that of these orders, on the way to wanted targets."""
+    wanted = request.wanted
     asked = {id(t.leaf) for k, t in enumerate(component.targets) if wanted is None or wanted[k]}
     nodes = below[0][1].nodes
     found: dict[Edge, tuple[int, int]] = {}
@@ -65,5 +76,5 @@ def _ends(level: Derivative, component: Component, wanted: Any) -> dict[Edge, tu
                 raise CaptureError("a call in parts has several backwards")
             if edge not in owner.joint.inner:
                 owner.joint.inner.append(edge)
-            found[edge] = depth, owner.joint.inner.index(edge)
+            found[edge] = request.hands - 1 + depth, owner.joint.inner.index(edge)
     return found

@@ -59,7 +59,8 @@ class Derivative:
             if tangent is not None and tangent.requires_grad:
                 self.targets.append(Target("tangent", i, tangent))
                 self.slots[id(tangent)] = Tangent(self.below.joint.exits[i].slot)
-        self.joint = Joint(self.session, self.exits, self.targets, one_node=False)
+        join = not (self.has_symbols or self.session.veiled)
+        self.joint = Joint(self.session, self.exits, self.targets, one_node=False, join=join)
         for number, part in enumerate(self.joint.components):
             self.gradients.append(record_expected(self, number, part))
 

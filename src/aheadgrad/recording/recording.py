@@ -6,7 +6,6 @@ ends it. What stays alive behind an entry is reached through a `LiveDoor`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -124,7 +123,7 @@ class Recording:
     def differentiate(self) -> None:
         """Finds the components, and records the backward of each for the tangents that are expected."""
         session, options = self.session, self.options
-        cut = 0 if callable(options.partition) or session.hooked else sys.maxsize
+        cut = 0 if callable(options.partition) or session.hooked else options.pieces
         if options.partition == "min_cut":
             cut = min(cut, _PIECES)
         views = grown_views(self.facts, self.forward.outputs, self.exits) if cut else []

@@ -11,7 +11,8 @@ import functools
 import weakref
 from typing import Any
 
-from aheadgrad.torchlayer.autograd import at_end_of_backward, clear_saved, keeps_graph
+from aheadgrad.torchlayer.autograd import at_end_of_backward, clear_saved, keeps_graph, running_backward
+from aheadgrad.torchlayer.wanted import will_run
 
 BACKWARD_TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have "
@@ -20,19 +21,20 @@ BACKWARD_TWICE = (
 
 
 _MOST_WAITING = 64
+NOT_YET, BEFORE = -1, -2
 
 
 class Lifetime:
     """Whether a node's call has had its backward; outlives the node."""
 
-    freed = False
+    freed = NOT_YET  # or the backward that frees it
     handing: Any = None  # how its backward takes what others hand over (`handing`)
     ran = -1  # the last backward that it ran in
     waiting: dict[int, dict[int, Any]] | None = None  # by backward and place: what was handed over
 
     def __init__(self, node: Any) -> None:
         self.node = weakref.ref(node)
-        self.below: Lifetime | None = getattr(node, "below", None)
+        self.below: Lifetime | None = node.below
 
     def hand(self, task: int, given: dict[int, Any]) -> None:
         """Tangents by their place (None: there is none), for the node's backward, which is still to come."""
@@ -54,7 +56,7 @@ class Lifetime:
 
 
 def lifetime_of(node: Any) -> Lifetime:
-    known: Lifetime | None = getattr(node, "lifetime", None)
+    known: Lifetime | None = node.lifetime
     if known is None:
         known = node.lifetime = Lifetime(node)
     return known
@@ -62,15 +64,24 @@ def lifetime_of(node: Any) -> Lifetime:
 
 def free_below(node: Any) -> None:
     """At the start of a backward through gradients: the call they belong to is used up by it."""
-    if node.below.freed:
+    at: Lifetime | None = node.below
+    task = running_backward()
+    if node.below.freed not in (NOT_YET, task):
         raise RuntimeError(BACKWARD_TWICE)
-    if not keeps_graph():
+    if keeps_graph():
+        return
+    others = False
+    while at is not None:
+        at.freed = task
+        held = at.node()
+        others = others or (held is not None and at.ran != task and not will_run(held))
+        at = at.below
+    if others:  # which this backward does not get to
         at_end_of_backward(functools.partial(_free, node.below))
 
 
 def _free(lifetime: Lifetime | None) -> None:
     while lifetime is not None:
-        lifetime.freed = True
         node = lifetime.node()
         if node is not None:
             clear_saved(node)

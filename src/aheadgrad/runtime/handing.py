@@ -19,6 +19,7 @@ from aheadgrad.runtime.backward import laid_out
 from aheadgrad.runtime.freeing import Lifetime
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import running_backward
+from aheadgrad.torchlayer.dispatch import transform_level
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 from aheadgrad.torchlayer.wanted import Wanted, will_run
@@ -47,47 +48,36 @@ class Handing:
 
     def run(self, node: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any] | None:
         """The gradients, where something was or can be handed over; None otherwise."""
-        own: Lifetime | None = getattr(node, "lifetime", None)
-        below: Lifetime | None = getattr(node, "below", None)
+        own: Lifetime | None = node.lifetime
+        below: Lifetime | None = node.below
         task = running_backward()
         handed = own.take(task) if own is not None else {}
-        hands = below is not None and self._may_hand(below, task, tangents)
+        plain = transform_level() is None and all(map(_is_plain, tangents))
+        hands = _first_taking(below, task) if below is not None and plain else 0
         if not handed and not hands:
             return None
+        if not plain:
+            return self._one_after_the_other(node, tangents, handed, wanted)
         if self.level.options.layouts == 1:
             tangents = tuple(map(laid_out, tangents, self.component.expected))
         pattern = tuple([None if t is None else t.stride() for t in tangents])
         numbers = tuple(sorted(handed)) if handed else ()
-        made = self._find(below, (pattern, wanted, numbers, True)) if hands else None
+        made = self._find(below, (pattern, wanted, numbers, hands)) if hands else None
         if made is None:
             if not handed:
                 return None
-            made = self._find(below, (pattern, wanted, numbers, False))
+            made = self._find(below, (pattern, wanted, numbers, 0))
             if made is None:
                 return self._one_after_the_other(node, tangents, handed, wanted)
         grads: list[Any] = made(node, task, handed, *tangents)
         return grads
-
-    def _may_hand(self, below: Lifetime, task: int, tangents: tuple[Tensor | None, ...]) -> bool:
-        for t in tangents:
-            if t is not None and (t.__class__ is not Tensor or is_batched(t)):
-                return False
-        at: Lifetime | None = below
-        while at is not None:
-            node = at.node()
-            if node is None or at.ran == task or at.handing is None or not at.handing.possible:
-                return False
-            if not will_run(node):
-                return False
-            at = at.below
-        return not any_autocast()
 
     def _one_after_the_other(
         self, node: Any, tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
         saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
-        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), False))
+        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), 0))
         assert made is not None
         grads = made(node, 0, handed, *self._nothing)
         if any(t is not None for t in tangents):
@@ -142,7 +132,29 @@ class Handing:
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
-        return self._find(None, (self._nothing, None, numbers, False)) is not None
+        return self._find(None, (self._nothing, None, numbers, 0)) is not None
+
+
+def _is_plain(t: Tensor | None) -> bool:
+    return t is None or (t.__class__ is Tensor and not is_batched(t))
+
+
+def _first_taking(below: Lifetime, task: int) -> int:
+    """How many orders below the nearest is that can take what is handed over; 0 if it must not be."""
+    first, at = 1, below
+    while (node := at.node()) is None:  # nobody holds its gradients any more: its part is done here
+        if at.below is None:
+            return 0
+        first, at = first + 1, at.below
+    while True:
+        if node is None or at.ran == task or at.handing is None or not at.handing.possible:
+            return 0
+        if not will_run(node):
+            return 0
+        if at.below is None:
+            return 0 if any_autocast() else first
+        at = at.below
+        node = at.node()
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:

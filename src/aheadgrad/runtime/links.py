@@ -45,6 +45,11 @@ class Ways:
         """The inputs that need a link when they are no leaves."""
         return [k for k, j in enumerate(self.carried) if j is None]
 
+    def leaves(self, ctx: Any) -> tuple[Tensor | None, ...]:
+        """The inputs that are leaves, None for others."""
+        edges = ctx.next_functions
+        return tuple([e.variable if (e := edges[p][0]).__class__ is LEAF else None for p in self.positions])
+
     def linked(self, ctx: Any) -> list[int]:
         """The inputs that got a link in this call."""
         edges = ctx.next_functions

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
 
 
+_OF_NODES = {"lifetime": None, "below": None, "leaves": None}
+"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs."""
+
+
 def make_node(
     backward: Backward,
     outputs: int,
@@ -46,6 +50,7 @@ def make_node(
     selects: bool = True,
     little: bool = False,
     fresh: tuple[bool, ...] = (),
+    holding: tuple[int, ...] = (),
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
@@ -53,7 +58,8 @@ def make_node(
     behind its outputs (see `links`). `visits_below`: the node's backward is also one of the call
     whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
     gradient for them. `selects`: the node asks which gradients are wanted,
-    unless there is `little` to save, and it matters to nobody.
+    unless there is `little` to save, and it matters to nobody. `holding`: the outputs whose backward uses up
+    what was saved.
     """
     names = Namespace()
     if direct is not None:
@@ -62,7 +68,9 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh)
+        shape = _Shape(
+            outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh, holding
+        )
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -71,7 +79,7 @@ def make_node(
         (NodeBase,),
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
-    return bare_apply(node), forward_source + "\n" + backward_source
+    return bare_apply(node, _OF_NODES), forward_source + "\n" + backward_source
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class _Shape:
     selects: bool
     little: bool
     fresh: tuple[bool, ...]
+    holding: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -187,8 +196,14 @@ def _backward(
                 script.line(f"grads = {name(ways, 'ways')}.add(ctx, grads, links)")
         script.line(f"return {arrange.spread('grads')}")
 
-    _first(script, shape, tangents, leave, ways)
     count, sizes = shape.saved, shape.sizes
+    find = name(backward, "find_backward")
+    if shape.holding and len(shape.holding) < shape.outputs:
+        nothing = " and ".join(f"{tangents[k]} is None" for k in shape.holding)
+        watched = (torch.is_grad_enabled, "is_grad_enabled"), (torch.is_anomaly_enabled, "is_anomaly_enabled")
+        with script.block(f"if {nothing} and not ({' or '.join(f'{name(*w)}()' for w in watched)}):"):
+            leave(f"{name(_found, 'found')}({find}, None, [None] * {count}, {joined}, {shape.inputs}, None)")
+    _first(script, shape, tangents, leave, ways)
     saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     numbers = "*ctx.sizes, " if sizes else ""
     asked = wanted = "None"
@@ -198,7 +213,6 @@ def _backward(
         if not shape.little:
             script.line(f"wanted = {asked}")
             asked = wanted = "wanted"
-    find = name(backward, "find_backward")
     with script.block(f"if {name(torch.is_anomaly_enabled, 'is_anomaly_enabled')}():"):
         check = f"{name(checked, 'checked')}(ctx, {find}, [{numbers}*{saved}][:{count + sizes}]"
         script.line(f"grads = {check}, {joined}, {asked})")

@@ -25,6 +25,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.values import Value
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import Failure
+from aheadgrad.runtime.freeing import BEFORE
 from aheadgrad.runtime.links import NOTHING, Ways
 from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState
@@ -82,6 +83,7 @@ class Step:
             script.line(f"r{i} = r{i}.detach()")
         for i, k in self.passed_on.items():
             script.line(f"r{i} = {given[k]}")
+        own = len(self.ways.carried)
         for node in self.nodes:
             outs = "".join(f"r{i}, " for i in node.exits)
             kept = "".join(f"{pool[k]}, " for k in node.kept)
@@ -99,8 +101,11 @@ class Step:
             script.line(f"node = {first}.grad_fn")
             with script.block("if node is not None:"):
                 script.line("node.below = life")
+                if all(k < own for k in node.inputs):
+                    known = "".join(f"leaves[{k}], " for k in node.inputs)
+                    script.line(f"node.leaves = None if leaves is None else ({known})")
         with script.block(f"if not {name(keeps_graph, 'keeps_graph')}():"):  # create_graph, but not retained
-            script.line("life.freed = True")
+            script.line(f"life.freed = {BEFORE}")
         script.line(f"{name(differentiable_runs, 'differentiable_runs')}[{self.order}] += 1")
         script.line(f"return [{', '.join(f'r{i}' for i in range(self.gradients))}]")
         return script.function(", ".join(["ctx", "life", *(f"t{i}" for i in range(len(self.tangents)))]))[0]
@@ -114,18 +119,18 @@ class Step:
         names.update((k, f"s{j}") for k, j in enumerate(ways.carried) if j is not None)
         loose = [k for k in ways.loose if k in used]
         linked = f"{name(ways, 'ways')}.linked(ctx)"
+        script.line("leaves = ctx.leaves")
         if count or not ways.loose:
             script.line(f"saved = {'ctx.saved_tensors' if count else '()'}")
         else:  # where nothing is saved, asking a second time would raise
             script.line(f"saved = ctx.saved_tensors if {linked} else ()")
         if ways.loose:
             with script.block(f"if len(saved) == {count}:"):
-                if loose:
-                    script.line("edges = ctx.next_functions")
+                with script.block("if leaves is None:"):
+                    script.line(f"leaves = {name(ways, 'ways')}.leaves(ctx)")
+                nothing = name(NOTHING, "nothing")  # it requires grad no longer: anything will do
                 for k in loose:
-                    script.line(f"i{k} = edges[{ways.positions[k]}][0]")
-                    nothing = name(NOTHING, "nothing")  # it requires grad no longer: anything will do
-                    script.line(f"i{k} = {nothing} if i{k} is None else i{k}.variable")
+                    script.line(f"i{k} = {nothing} if leaves[{k}] is None else leaves[{k}]")
             with script.block("else:"):
                 script.line(f"inputs = {name(ways, 'ways')}.inputs(ctx, saved, saved[{count}:])")
                 for k in loose:
@@ -229,6 +234,7 @@ def _next_apply(
         higher=Higher(level, component, saved, ways, backward, steps),
         failure=None if failure is None else Failure(failure),
         visits_below=any(t.key not in level.tangents for t in component.targets),
+        holding=() if level.veiled or level.lays_out else component.once,
     )
     return apply
 

@@ -52,9 +52,9 @@ class Steps(Protocol):
         wanted: Wanted,
         handed: tuple[int, ...],
         *,
-        hands: bool,
+        hands: int,
     ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
-        """A backward that takes what is handed to it and, if asked to, hands on; with its ends."""
+        """A backward that takes what is handed to it and hands on as in `Request`; with its ends."""
 
     def close(self) -> None:
         """Lets go of the recording."""

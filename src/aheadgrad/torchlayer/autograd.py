@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -60,12 +60,16 @@ def same_version_counter(a: Tensor, b: Tensor) -> bool:
     return shared
 
 
-def bare_apply(node: type) -> Callable[..., Any]:
+def bare_apply(node: type, attributes: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """`Function.apply` of the C base class: skips the Python layer that handles functorch.
 
-    The engine calls the node's backward as it is, without looking for it each time.
+    The engine calls the node's backward as it is, without looking for it each time. `attributes` are those
+    that its `ctx` begins with.
     """
-    node._backward_cls.apply = node.backward  # type: ignore[attr-defined]
+    made: Any = node._backward_cls  # type: ignore[attr-defined]
+    made.apply = node.backward  # type: ignore[attr-defined]
+    for name, value in (attributes or {}).items():
+        setattr(made, name, value)
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]
     return bound
 

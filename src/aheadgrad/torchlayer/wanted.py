@@ -2,17 +2,20 @@
 
 The engine tells: it is asked for each input whether it will go there. Its answer for a leaf that
 `autograd.grad` wants is an error, which takes 20 µs. So what the caller of the backward asked for serves as a
-hint, where the caller is to be seen: nothing in particular means everything, and leaves that it names need no
-question. Whatever else counts as unwanted, the engine has said so.
+hint, where the caller is to be seen: nothing in particular means everything, and of leaves it wants those
+that it names. Of everything else the engine says so.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import torch
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import GradientEdge, _engine_run_backward
+
+from aheadgrad.torchlayer.autograd import running_backward
 
 Wanted = tuple[bool, ...] | None
 """Of each input, or None: all of them."""
@@ -23,27 +26,58 @@ LEAF: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 will_run = _will_run = torch._C._will_engine_execute_node
 """Will the running backward get to a node? Not to be asked of leaves."""
 _MOST_ERRORS = 4  # then the other leaves count as wanted
+_ALL = frozenset[int]()
+
+
+class _Last(threading.local):
+    """The backward that this thread saw last, and what it is to find gradients of (None: not known)."""
+
+    task = -1
+    named: frozenset[int] | None = None
+
+
+_last = _Last()
 
 
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
-    """Which of the inputs at these positions are wanted. For the backward of a node to call, itself."""
-    try:
-        frame = _frame(2)  # after the backward itself: the caller, if in this thread
-    except ValueError:
-        return _asked_one_by_one(node, positions)
-    if frame.f_code is not _CALLER:
-        return _asked_one_by_one(node, positions)
-    inputs = frame.f_locals["args"][3]
-    if not inputs:
+    """Which of the inputs at these positions are wanted. For the backward of a node to call, itself.
+
+    The node may know the leaves among these inputs (`leaves`, with None for others), and knows them then.
+    """
+    task = running_backward()  # threads count by themselves
+    if _last.task != task:
+        _last.task = task
+        try:
+            _last.named = _named(_frame(2))  # after the backward itself: the caller, if in this thread
+        except ValueError:
+            _last.named = None
+    named = _last.named
+    if named is _ALL:
         return None
-    named, edges, found = set(map(id, inputs)), node.next_functions, []
-    for position in positions:
-        edge = edges[position][0]
-        if edge.__class__ is LEAF and id(edge.variable) in named:
-            found.append(True)
-        else:
-            found.append(_goes_to(edge))
+    if named is None:
+        return _asked_one_by_one(node, positions)
+    leaves = node.leaves
+    if leaves is None:
+        edges = node.next_functions
+        leaves = node.leaves = tuple(
+            [edge.variable if (edge := edges[p][0]).__class__ is LEAF else None for p in positions]
+        )
+    found = []
+    for position, leaf in zip(positions, leaves, strict=True):
+        found.append(id(leaf) in named if leaf is not None else _goes_to(node.next_functions[position][0]))
     return tuple(found) if False in found else None
+
+
+def _named(caller: Any) -> frozenset[int] | None:
+    """The tensors that a backward is to find gradients of, if this frame is its caller."""
+    if caller.f_code is not _CALLER:
+        return None
+    inputs = caller.f_locals["args"][3]
+    if not inputs:
+        return _ALL
+    if GradientEdge in set(map(type, inputs)):  # which may name a leaf without its tensor
+        return None
+    return frozenset(map(id, inputs))
 
 
 def _goes_to(edge: Any) -> bool:
