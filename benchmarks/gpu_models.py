@@ -277,7 +277,7 @@ def penalty(batch: int, width: int) -> Callable[[Compile], Step]:
             (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
             critic.zero_grad(set_to_none=True)
             loss = (slope.norm(dim=-1) - 1).pow(2).mean()
-            loss.backward()
+            loss.backward(inputs=list(critic.parameters()))
             return loss.detach()
 
         return step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -413,3 +413,43 @@ def test_the_same_model_gives_the_same_bytes() -> None:
         joint = aheadgrad.capture(model, torch.randn(2, 4)).joint
         texts.add(encode((joint, split(joint))).text())
     assert len(texts) == 1
+
+
+def test_forged_functions_of_control_flow_are_refused_or_stable() -> None:
+    """The graph of such a function has no slots: what a file says of them is what `encode` would say."""
+    from torch._higher_order_ops.scan import scan
+
+    stages = aheadgrad.export(
+        lambda x: scan(lambda total, part: (total + part, total * part), torch.zeros(3), x),
+        (torch.randn(4, 3),),
+    ).stages
+    text = encode(stages).text()
+    tree = json.loads(text)
+    names = [kind[0] for kind in tree["kinds"]]
+    (body, *_) = [row for row in tree["objects"] if names[row[0]] == "Body"]
+    program = tree["objects"][body[1][0]]
+    refused = 0
+    for holder, k in list(_references(program)):
+        was = holder[k]
+        for other in range(body[1][0]):
+            holder[k] = other
+            try:
+                found = decode(Encoded(tree, ()), ())
+            except ArtifactError:
+                refused += 1
+                continue
+            again = encode(found).text()
+            assert encode(decode(Encoded(parsed(again), ()), ())).text() == again
+        holder[k] = was
+    assert refused > 100
+    assert json.dumps(tree, separators=(",", ":")) == text
+
+
+def _references(data: Any) -> Iterator[tuple[list[Any], int]]:
+    """Where `[17]` stands for an object."""
+    for part in data:
+        if type(part) is list:
+            if len(part) == 1 and type(part[0]) is int:
+                yield part, 0
+            else:
+                yield from _references(part)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aheadgrad
+from aheadgrad.backends.inductor import Inductor
 from aheadgrad.errors import FallbackWarning, InvalidOption
 from aheadgrad.torchlayer.inductor import missing
 
@@ -22,8 +23,8 @@ pytestmark = [
 
 
 def fast(fn: Any, **options: Any) -> Any:
-    options = {"frontend": "trace", "fallback": "error", **options}
-    return aheadgrad.compile(fn, backend="inductor", **options)
+    options = {"frontend": "trace", "fallback": "error", "backend": "inductor", **options}
+    return aheadgrad.compile(fn, **options)
 
 
 def same(a: Any, b: Any) -> None:
@@ -95,6 +96,18 @@ def test_updates_views_and_aliases_are_those_of_eager() -> None:
         return t, row, back, y.grad
 
     same(run(fast(fn)), run(fn))
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
+def test_statistics_are_updated_inside_and_versions_are_those_of_eager(frontend: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.BatchNorm1d(6))
+    other = copy.deepcopy(net)
+    compiled, x = fast(net, frontend=frontend), torch.randn(8, 4)
+    for _ in range(2):
+        same(compiled(x).sum().backward(), other(x).sum().backward())
+        same(list(net.buffers()), list(other.buffers()))
+    assert [b._version for b in net.buffers()] == [b._version for b in other.buffers()]
 
 
 def test_tangents_of_any_layout_are_taken() -> None:
@@ -209,14 +222,140 @@ def test_the_journal_has_the_time_of_both_compiles() -> None:
     assert {"compile forward", "compile backward"} <= compiled.entries[0].entry.journal.times.keys()
 
 
+@pytest.fixture
+def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests name eager as the default (conftest); here nobody does."""
+    monkeypatch.delenv("AHEADGRAD_BACKEND")
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_the_default_fuses_and_torch_compile_gets_it_too() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (torch.sin(x) * x.sum(-1, keepdim=True)).relu()
+
+    x = torch.randn(4, 3, requires_grad=True)
+    compiled = aheadgrad.compile(fn)
+    for run in (compiled, torch.compile(fn, backend="aheadgrad")):
+        same(gradients(run, [], x), gradients(fn, [], x))
+    assert "compile backward" in compiled.entries[0].entry.journal.times
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_whoever_did_not_ask_for_inductor_is_not_warned_about_it() -> None:
+    """Warnings are errors here. What could not be fused stands in the report."""
+
+    def sparse(x: Tensor) -> Tensor:
+        return x.to_sparse().to_dense() * x
+
+    def waves(x: Tensor) -> Tensor:
+        return torch.fft.fft(x).abs().sum()
+
+    x = torch.randn(3, 3)
+    for fn in (sparse, waves):
+        compiled = aheadgrad.compile(fn, frontend="trace", fallback="error")
+        same(compiled(x), fn(x))
+        assert ("op by op" in compiled.explain()) is (fn is sparse)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: x[i].sin(),
+        lambda x, i: F.embedding(i, x) * 2,
+        lambda x, i: x.index_select(0, i) + 1,
+        lambda x, i: x.gather(0, i[:, None]).exp(),
+        lambda x, i: (i // (i - 9)) * x[0, 0],
+    ],
+)
+def test_what_is_wrong_with_an_index_is_said_by_eager(fn: Any) -> None:
+    x, i = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 9, 1])
+    with pytest.raises((IndexError, RuntimeError)) as expected:
+        fn(x, i)
+    with pytest.raises(expected.type, match=r"^(index|ZeroDivision)"):
+        fast(fn)(x, i)
+
+
+def test_results_that_are_no_tensors() -> None:
+    def fn(x: Tensor) -> tuple[Any, ...]:
+        return x.sin(), None, 3, "a", 2.5, x.shape[0], x
+
+    x = torch.randn(5)
+    out = fast(fn)(x)
+    same(out[0], x.sin())
+    assert out[1:-1] == (None, 3, "a", 2.5, 5)
+    assert out[-1] is x
+
+
+def test_quotients_and_remainders_of_what_is_not_finite_or_too_large() -> None:
+    def fn(x: Tensor, y: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        return x // y, x % y, x % 3.0, i // -i.clamp(1, 1), i % 3
+
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([1.0, -1.0, inf, -inf, nan, 1e30, -0.5, 7.0])
+    y = torch.tensor([inf, inf, 2.0, inf, 1.0, 3.0, -inf, 0.0])
+    i = torch.tensor([-(2**31), 2**31 - 1, 5, 0], dtype=torch.int32)
+    torch.testing.assert_close(fast(fn)(x, y, i), fn(x, y, i), rtol=0, atol=0, equal_nan=True)
+
+
+class Counting(nn.Module):
+    def __init__(self, *, exchange: bool) -> None:
+        super().__init__()
+        self.exchange = exchange
+        self.register_buffer("seen", torch.ones(3))
+        self.register_buffer("last", torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.seen.clone()
+        self.seen.copy_(self.last if self.exchange else self.last + x.detach())
+        self.last.copy_(old if self.exchange else x.detach() * 2)
+        return x.sin() * self.seen
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_buffers_updated_by_kernels_are_seen_by_autograd_and_do_not_disturb_each_other(
+    exchange: bool,
+) -> None:
+    model = Counting(exchange=exchange)
+    other, version = copy.deepcopy(model), model.seen._version
+    x = torch.randn(3, requires_grad=True)
+    kept = x * model.last
+    compiled = fast(model, backend=Inductor(warns=False))
+    same(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(other(x).sum(), x))
+    same(model.state_dict(), other.state_dict())
+    assert model.seen._version == version + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kept.sum().backward()
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.exp(), lambda x: x.exp().view(3, 1), lambda x: x.exp()[:2]])
+def test_a_result_that_shares_memory_with_what_is_kept_is_watched(fn: Any) -> None:
+    x = torch.randn(3, requires_grad=True)
+    for run in (fn, fast(fn)):
+        out = run(x)
+        with torch.no_grad():
+            out.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+
+
+def test_what_reads_a_buffer_runs_after_the_change() -> None:
+    """A defect of Inductor's, which we mend while we use it."""
+
+    def fn(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        changed = (a[None] - a[:, None]).diagonal_scatter(torch.ones(3))
+        twisted = b - b.t()
+        return twisted, twisted / changed, changed
+
+    a, b = torch.randn(3), torch.randn(3, 3)
+    same(fast(fn)(a, b), fn(a, b))
+
+
 def test_inductor_as_the_default_or_eager_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     from aheadgrad.backends import registry
     from aheadgrad.backends.eager import compile_eager
     from aheadgrad.options import Options
 
     monkeypatch.delenv("AHEADGRAD_BACKEND")
-    assert registry.settled(Options(), "cpu").backend is compile_eager
-    monkeypatch.setenv("AHEADGRAD_BACKEND", "inductor")
     registry.default_backend.cache_clear()
     assert registry.settled(Options(), "cpu").backend == registry.Inductor()
     assert registry.settled(Options(mode="max-autotune"), "cpu").backend == registry.Inductor("max-autotune")

@@ -199,3 +199,20 @@ def test_nothing_is_made_earlier_than_it_must_be() -> None:
     assert len(users) == 3
     assert users[-2] is made
     assert ops.index(users[-1]) == ops.index(made) + 1
+
+
+def test_what_is_computed_twice_is_kept_once_and_results_stay_apart() -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        masks = [(torch.arange(8)[:, None] < 5).float() @ torch.ones(1, 8) for _ in range(3)]
+        for mask in masks:
+            x = torch.sin(x * mask) @ w
+        return x, w * 2, w * 2
+
+    given = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+    fast = aheadgrad.compile(f, partition="min_cut", frontend="trace", backend="eager")
+    found, expected = fast(*given), f(*given)
+    assert torch.equal(found[0], expected[0])
+    assert found[1].data_ptr() != found[2].data_ptr()
+    ours, theirs = (torch.autograd.grad([o.sum() for o in out], given) for out in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+    assert fast.source.count("f_lt(") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -51,9 +52,10 @@ class Options:
     backward is called, as eager does; `"same_as_forward"`, `"off"` or a list of
     `torch.autocast` keyword arguments fix it. `any_order=False` gives up derivatives beyond the first:
     a call whose inputs are neither leaves nor saved is then a little cheaper. `mode` is one of Inductor's.
-    Backends say how many `layouts` of tangents a backward is compiled for, and whether a random op
-    `replays` what it drew (`backends.contract.Wants`). `cache` is True, or the directory that entries are
-    kept in (docs/cache.md).
+    Results that others were computed from have backwards of their own, in at most so many `pieces` one upon
+    the other. Backends say how many `layouts` of tangents a backward is compiled for, whether a random op
+    `replays` what it drew, and whether they `fuse` ops (`backends.contract.Wants`). `cache` is True, or the
+    directory that entries are kept in (docs/cache.md).
     """
 
     frontend: Literal["dynamo", "trace"] = "dynamo"
@@ -70,11 +72,13 @@ class Options:
     backward_autocast: Any = "eager"
     keep_inference_input_mutations: bool = False
     one_node: bool = False
+    pieces: int = sys.maxsize
     any_order: bool = True
     max_entries: int = 8
     cache: Any = False
     layouts: int = 8
     replays: bool = True
+    fuses: bool = False
 
     def __post_init__(self) -> None:
         if self.frontend not in ("dynamo", "trace"):

@@ -35,13 +35,17 @@ class Wants:
     `decompositions` are made while the function is recorded (a caller's own come before them). `layouts`: for
     how many layouts of tangents a backward is compiled before others are copied into the one that is
     expected. `partition`: what `partition="default"` means with this backend. `replays`: can random ops run
-    again with the numbers that they drew before?
+    again with the numbers that they drew before? `updates`: programs change their inputs themselves, where
+    autograd need not see it (the statistics of a BatchNorm). `fuses`: ops that take each element by itself
+    become one kernel with their neighbours, so that what only these read is not written to memory.
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     layouts: int = 8
     partition: str = "default"
     replays: bool = True
+    updates: bool = False
+    fuses: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,7 @@ class Request:
     `layouts` has the strides of values that an earlier program of the same call makes in another layout than
     recorded. `given_away` are values whose memory a backward may use, unless the graph is kept. `shared` is
     for the backend: the same for all programs of a call. `watch` notes the time of a compile that comes
-    later than the backend's call.
+    later than the backend's call; `note` is for what a reader of the report should know.
     """
 
     program: Program
@@ -64,6 +68,10 @@ class Request:
     def watch(self) -> Iterator[None]:
         with self.shared["watch"](self.role) if "watch" in self.shared else nullcontext():
             yield
+
+    def note(self, text: str) -> None:
+        if "note" in self.shared:
+            self.shared["note"](text)
 
     @property
     def role(self) -> str:

@@ -10,18 +10,22 @@ backward is compiled for. A program that Inductor cannot compile runs op by op, 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor, fx
+from torch.autograd.graph import increment_version
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
-from aheadgrad.program.values import Value
+from aheadgrad.program.values import Op, Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
-from aheadgrad.torchlayer.autograd import keeps_graph
+from aheadgrad.torchlayer.autograd import keeps_graph, version
+from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 
@@ -30,11 +34,15 @@ _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 @dataclass(frozen=True)
 class Inductor:
-    """`mode` as in `torch.compile`."""
+    """`mode` as in `torch.compile`. `warns`: a program that cannot be compiled is news to whoever asked for
+    Inductor by name; others find it in the report."""
 
     mode: str = "default"
+    warns: bool = field(default=True, compare=False)
 
-    wants = Wants(inductor.decompositions, layouts=1, partition="min_cut", replays=False)
+    wants = Wants(
+        inductor.decompositions, layouts=1, partition="min_cut", replays=False, updates=True, fuses=True
+    )
 
     def __post_init__(self) -> None:
         if self.mode not in inductor.MODES:
@@ -59,16 +67,24 @@ class Inductor:
                 lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
                 if lacking is not None:
                     raise FallbackError(f"{lacking} was not found")
+                if _passes_on(request.program):
+                    raise FallbackError("an input becomes what another was, which changes as well")
                 return self._by_inductor(request, donated)
         except Exception as error:
-            _warn(request.role, reason_of(error))
+            self._tell(request, reason_of(error))
             return op_by_op(request)
+
+    def _tell(self, request: Request, reason: str) -> None:
+        text = f"Inductor cannot compile this {request.role} ({reason}); it runs op by op."
+        request.note(text)
+        if self.warns:
+            warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
 
     def _by_inductor(self, request: Request, donated: tuple[int, ...]) -> Executable:
         outputs = request.program.outputs
         family = request.shared.setdefault("family", inductor.Family())
         request = replace(request, mode=family.mode_like(request.mode), program=_named(request, donated))
-        _leave_out_inputs(request)
+        plain = _leave_out(request)
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
         ]
@@ -84,7 +100,64 @@ class Inductor:
         )
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
-        return Executable(lambda args: list(made(args)), strides)
+
+        twins = _twins(request.program)
+        changed = {op.args[0] for op in request.program.ops if op.phase == "write"}
+        written = [i for i, p in enumerate(request.program.inputs) if p.value in changed]
+
+        def run(args: list[Any]) -> list[Any]:
+            if written:
+                given = [(args[i], version(args[i])) for i in written]
+            results = list(made(args))
+            if written:  # its kernels write without a word
+                increment_version([t for t, before in given if version(t) == before])
+            for i, value in plain:
+                results[i] = value
+            for i, seen in twins:
+                results[i] = _seen_through(results[i], results[seen])
+            return results
+
+        if request.role == "backward" or _devices(request.program) != ["cpu"]:
+            return Executable(run, strides)
+        return Executable(_raising_as_eager(run, request), strides)
+
+
+def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
+    """A kernel that finds an index out of range knows of no IndexError: eager's ops say what is wrong."""
+    if any(op.keep and not is_random(op.target) for op in request.program.ops):
+        return run  # what has an effect must not run twice
+
+    def call(args: list[Any]) -> list[Any]:
+        given = list(args)
+        try:
+            return run(args)
+        except RuntimeError:
+            op_by_op(request).call(given)
+            raise
+
+    return call
+
+
+def _twins(program: Program) -> list[tuple[int, int]]:
+    """Values that are kept and share memory with a result that others see."""
+    of = {v: op.viewed for op in program.ops for v in op.values}
+
+    def source(value: Any) -> Any:
+        while of.get(value) is not None:
+            value = of[value]
+        return value
+
+    outputs = [(i, *o) for i, o in enumerate(program.outputs) if type(o[1]) is Value and o[1].op is not None]
+    seen = {source(v): (i, v) for i, slot, v in outputs if not isinstance(slot, Saved)}
+    found = ((i, v, seen.get(source(v))) for i, slot, v in outputs if isinstance(slot, Saved))
+    return [(i, twin[0]) for i, v, twin in found if twin is not None and twin[1] is not v]
+
+
+def _seen_through(kept: Tensor, seen: Tensor) -> Tensor:
+    """The same value as a view of the result, so that a change of that is noticed in the backward."""
+    if kept.untyped_storage().data_ptr() != seen.untyped_storage().data_ptr():
+        return kept
+    return seen.detach().as_strided(kept.size(), kept.stride(), kept.storage_offset())
 
 
 def _counted(run: Boxed) -> Boxed:
@@ -103,14 +176,19 @@ def _named(request: Request, donated: tuple[int, ...]) -> Program:
     return replace(request.program, inputs=tuple(inputs)) if donated else request.program
 
 
-def _leave_out_inputs(request: Request) -> None:
-    """Inputs that are kept for the backward are kept as they are: Inductor would make copies of them."""
+def _leave_out(request: Request) -> list[tuple[int, Any]]:
+    """Inputs that are kept for the backward are kept as they are: Inductor would make copies of them. Neither
+    does it know results that are no tensors and no numbers: they are told, with their positions."""
     output = request.graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
+    plain = [(i, v) for i, v in enumerate(results) if not isinstance(v, fx.Node) and v is not None]
     for i, (slot, value) in enumerate(request.program.outputs):
         if isinstance(slot, Saved) and type(value) is Value and value.op is None:
             results[i] = None
+    for i, _ in plain:
+        results[i] = None
     output.args = (tuple(results),)
+    return plain
 
 
 class _Backward:
@@ -170,12 +248,26 @@ def _static(request: Request) -> list[int]:
     return [i for i, p in enumerate(request.program.inputs) if isinstance(p.slot, Saved)]
 
 
+def _passes_on(program: Program) -> bool:
+    """Is an input given the value of another that is written to itself? Inductor takes the copy for needless
+    and reads the other when that has changed."""
+    writes = {op.args[0]: op.args[1] for op in program.ops if op.phase == "write"}
+    source = {v: op.viewed or _copied(op) for op in program.ops for v in op.values}
+    for place, new in writes.items():
+        while source.get(new) is not None:
+            new = source[new]
+        if new is not place and new in writes:
+            return True
+    return False
+
+
+def _copied(op: Op) -> Any:
+    """What an op makes a plain copy of."""
+    name = str(op.target)
+    return op.args[1] if name == "aten.copy.default" else op.args[0] if name == "aten.clone.default" else None
+
+
 def _devices(program: Program) -> list[str]:
     values = [p.value for p in program.inputs if type(p.value) is Value]
     values += [v for op in program.ops for v in op.values]
     return sorted({v.type.device.type for v in values})
-
-
-def _warn(role: str, reason: str) -> None:
-    text = f"Inductor cannot compile this {role} ({reason}); it runs op by op."
-    warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())

@@ -54,7 +54,7 @@ def register_backend(name: str) -> Callable[[Backend], Backend]:
     return register
 
 
-DEFAULT = "eager"
+DEFAULT = "inductor"
 """The backend where nobody names one (nor does the environment variable AHEADGRAD_BACKEND)."""
 
 
@@ -64,7 +64,7 @@ def default_backend(named: str, device: str) -> Backend:
     found = find_backend(named)
     lacking = inductor.missing(device) if isinstance(found, Inductor) else None
     if lacking is None:
-        return found
+        return replace(found, warns=False) if isinstance(found, Inductor) else found
     if device in ("cpu", "cuda"):
         text = f'{lacking} was not found: aheadgrad compiles with backend="eager", op by op, on this machine.'
         warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
@@ -96,7 +96,10 @@ def settled(options: Options, device: str) -> Options:
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
     given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
-    return replace(options, **given, partition=partition, layouts=wants.layouts, replays=wants.replays)
+    if wants.updates:
+        given["keep_inference_input_mutations"] = True
+    told: dict[str, Any] = {"layouts": wants.layouts, "replays": wants.replays, "fuses": wants.fuses}
+    return replace(options, **given, **told, partition=partition)
 
 
 class Compiler:
@@ -110,7 +113,11 @@ class Compiler:
         self.backend = find_backend(options.backend)
         self.mode = mode
         self.layouts: dict[Value, tuple[Any, ...]] = {}
-        self.shared: dict[str, Any] = {"frontend": options.frontend, "watch": self._watch}
+        self.shared: dict[str, Any] = {
+            "frontend": options.frontend,
+            "watch": self._watch,
+            "note": journal.note,
+        }
 
     def compile(self, program: Program, given_away: frozenset[Value] = frozenset()) -> Executable:
         """Compiles a program now; a backward when it is first called, for what the forward really gives."""

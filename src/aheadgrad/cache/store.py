@@ -4,8 +4,8 @@
     store.write("3f2a.entry", data)     # a temporary file that takes the name at once
     store.read("3f2a.entry")            # None if it is gone; one that is damaged is dropped, with a warning
 
-Any number of processes may do so together: a name is made from what the file holds, so that whoever writes it
-writes the same. What was not used for the longest time goes first.
+Any number of processes may do so together: the name of an entry is made from what the file holds, so that
+whoever writes it writes the same. What was not used for the longest time goes first.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Store:
             os.utime(path)
         return data[_HEAD:]
 
-    def write(self, name: str, body: bytes) -> None:
+    def write(self, name: str, body: bytes, *, over: bool = False) -> None:
         path = self.place / name
-        if path.exists():
+        if path.exists() and not over:
             return
         handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.place)
         try:

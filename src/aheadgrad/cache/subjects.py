@@ -88,7 +88,7 @@ def call_of_graph(
 
         return once_more
 
-    return Subject(_place(module), tell, tensors, names, hold, None, _numbered(tensors), whole=True)
+    return Subject(_place(module), tell, tensors, names, hold, None, _numbered(tensors))
 
 
 def _numbered(tensors: Sequence[Tensor]) -> dict[int, str]:

@@ -12,24 +12,31 @@ from __future__ import annotations
 
 import builtins
 import logging
+import operator
 import os
 import re
+import struct
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from enum import Enum
 from functools import cached_property, partial
 from types import (
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
     CodeType,
     EllipsisType,
     FunctionType,
     GenericAlias,
+    GetSetDescriptorType,
     MappingProxyType,
+    MemberDescriptorType,
     MethodDescriptorType,
     MethodType,
     ModuleType,
+    SimpleNamespace,
     UnionType,
     WrapperDescriptorType,
 )
@@ -41,11 +48,12 @@ from torch import Tensor, nn
 from aheadgrad.cache.code import code_digest, codes_in, digest, whose
 from aheadgrad.recording.containers import is_array, is_too_large
 from aheadgrad.recording.plain import BY_TEXT, SIMPLE, Same
+from aheadgrad.torchlayer.custom_ops import CustomOpDef, hidden, op_of, registered
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 _BY_TEXT = {
     *SIMPLE,
-    *BY_TEXT,
+    *BY_TEXT - {Decimal},  # what is computed with these depends on settings
     torch.layout,
     torch.memory_format,
     range,
@@ -55,11 +63,24 @@ _BY_TEXT = {
 }
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 _CONTAINERS = {*_SEQUENCES, dict, OrderedDict, defaultdict, object}  # of C, but nothing is hidden in them
+_NUMBERS = (int, float, complex, str, bytes)
+_OPEN = {*_CONTAINERS, *_NUMBERS, SimpleNamespace}
 _BUILTINS = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _OPS = (OpOverload, OpOverloadPacket, HigherOrderOperator)
 _MOST = 50_000  # values, in one call's surroundings
 _LARGE = 1 << 16  # bytes of a tensor
+_CLASSES_OF_C = set(
+    "abc builtins collections datetime enum functools itertools numpy operator pybind11_builtins re torch "
+    "types typing weakref".split()
+)
+_HOLDERS = ("pybind11_", "PyCapsule")  # of functions
+_FROM_SYS = tuple({type(v) for v in vars(sys).values() if isinstance(v, tuple)} - {tuple})
 _MADE_BY_PYTHON = 1 << 9  # the flag of classes that are no part of the interpreter itself
+
+
+DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType, ClassMethodDescriptorType, *_BUILTINS)
+_FIELD: Any = type(vars(namedtuple("Field", "a"))["a"])
+_GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller, _FIELD)
 
 
 class Unprovable(Exception):
@@ -79,10 +100,17 @@ class Teller:
         self._numbers: dict[int, int] = {}
         self._held: list[Any] = []
 
+    def copy(self) -> Teller:
+        """One that has told the same."""
+        made = Teller(self.known)
+        made.codes, made.classes = dict(self.codes), dict(self.classes)
+        made._numbers, made._held = dict(self._numbers), list(self._held)
+        return made
+
     def tell(self, value: Any) -> str:
         kind = type(value)
         if kind in _BY_TEXT:
-            return f"{kind.__name__} {value!r}"
+            return f"{kind.__name__} {value!r}" if value == value else f"{kind.__name__} {_bits(value)}"
         told = self.known.get(id(value))
         if told is not None:
             return told
@@ -107,12 +135,18 @@ class Teller:
             if is_too_large(value):
                 raise Unprovable("a large numpy array")
             return f"array {value.dtype} {value.shape} {digest(value.tobytes().hex())}"
-        if kind.__module__ == "typing":
-            return f"typing {value!r}"
+        if kind.__module__ == "typing" or is_ufunc(value) or _is_choice_of_torch(kind):
+            return f"{kind.__name__} {value!r}"
+        if kind.__module__ == "numpy" and kind.__name__ == "_ArrayFunctionDispatcher":
+            return f"numpy {self.tell(value._implementation)}"
         return self._object(value)
 
     def _class(self, value: type) -> str:
         name = f"{value.__module__}.{value.__qualname__}"
+        if name not in self.classes and _is_of_c(value):
+            root = value.__module__.partition(".")[0]
+            if root not in _CLASSES_OF_C or value.__module__.startswith("numpy.random"):
+                raise Unprovable(f"a class that is written in C ({name})")
         if self.classes.setdefault(name, value) is not value:
             raise Unprovable(f"two classes are called {name}")
         return f"class {name}"
@@ -121,7 +155,23 @@ class Teller:
         return ", ".join([self.tell(v) for v in values])
 
     def _sequence(self, value: Any) -> str:
-        return f"{self._kind(value)}[{self._parts(value)}]{self._more(value)}"
+        most = f" {value.maxlen}" if isinstance(value, deque) else ""
+        return f"{self._kind(value)}[{self._parts(value)}]{self._more(value)}{most}"
+
+    def _set(self, value: Any) -> str:
+        """With the hashes: what is made of it has an order that depends on them."""
+        hashes = [hash(v) for v in value if not isinstance(v, int | float)]
+        return f"{self._sequence(value)} {hashes}"
+
+    def _op(self, value: Any) -> str:
+        """Those of others than torch are told with what was registered for them in Python."""
+        if unknown := hidden(value):
+            raise Unprovable(f"a kernel that was registered in Python ({unknown[0]})")
+        told = registered(value)
+        return f"op {value} {self._parts(told)}" if told else f"op {value}"
+
+    def _logger(self, value: logging.Logger) -> str:
+        return f"logger {value.name} {value.getEffectiveLevel()} {value.disabled} {value.manager.disable}"
 
     def _mapping(self, value: dict[Any, Any]) -> str:
         return (
@@ -137,7 +187,7 @@ class Teller:
         if kind in _CONTAINERS:
             return self.tell(value.default_factory) if kind is defaultdict else ""
         for one in kind.__mro__:
-            if one not in _CONTAINERS and _is_of_c(one):
+            if one not in _OPEN and _is_of_c(one):
                 raise Unprovable(f"a {kind.__name__}")
         names = [n for k in kind.__mro__ for n in _slots(k)]
         held = [(n, getattr(value, n)) for n in names if hasattr(value, n)]
@@ -152,12 +202,15 @@ class Teller:
         if owner:
             return f"{owner} {f.__module__}.{f.__qualname__}:{code.co_firstlineno} ({held})"
         self.codes.update(dict.fromkeys(map(code_digest, codes_in(code)), f.__globals__))
-        given = self._parts([f.__defaults__, f.__kwdefaults__, f.__dict__])
+        given = self._parts([f.__defaults__, f.__kwdefaults__, f.__dict__, f.__name__, f.__doc__])
         return f"function {code_digest(code)} ({held}) {given}"
 
     def _builtin(self, f: Any) -> str:
         holder = getattr(f, "__self__", None)
-        inside = "" if holder is None or isinstance(holder, ModuleType) else self.tell(holder)
+        unbound = (
+            holder is None or isinstance(holder, ModuleType) or type(holder).__name__.startswith(_HOLDERS)
+        )
+        inside = "" if unbound else self.tell(holder)
         module = str(
             getattr(f, "__module__", None) or getattr(getattr(f, "__objclass__", None), "__module__", "")
         )
@@ -165,6 +218,11 @@ class Teller:
 
     def _object(self, value: Any) -> str:
         return f"{self._class(type(value))} {self._more(value)}"
+
+    def _number(self, value: Any) -> str:
+        """One of a class of its own."""
+        base = next(kind for kind in _NUMBERS if isinstance(value, kind))
+        return f"{self._class(type(value))} {base.__repr__(value)} {self._more(value)}"
 
     def _tensor(self, value: Tensor) -> str:
         """A small one that nobody has looked at as a tensor."""
@@ -185,6 +243,24 @@ def _is_of_c(kind: type) -> bool:
         isinstance(member, MethodDescriptorType | WrapperDescriptorType) and member.__objclass__ is kind
         for member in vars(kind).values()
     )
+
+
+def is_ufunc(value: Any) -> bool:
+    """Is it one of numpy's own?"""
+    numpy = sys.modules.get("numpy")
+    kind = getattr(numpy, "ufunc", ())
+    return isinstance(value, kind) and getattr(numpy, value.__name__, None) is value
+
+
+def _is_choice_of_torch(kind: Any) -> bool:
+    """Is it an enumeration that is written in C?"""
+    return str(kind.__module__).startswith("torch") and hasattr(kind, "__members__")
+
+
+def _bits(value: Any) -> str:
+    """A NaN, which has a sign."""
+    whole = complex(value)
+    return struct.pack("dd", whole.real, whole.imag).hex()
 
 
 def _slots(kind: type) -> Iterator[str]:
@@ -219,6 +295,8 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (Same, lambda t, v: t.tell(v.value)),
     (Tensor, Teller._tensor),
     (dict, Teller._mapping),
+    (_FROM_SYS, lambda t, v: f"{type(v).__name__} {t._parts(tuple(v))}"),
+    ((set, frozenset), Teller._set),
     (_SEQUENCES, Teller._sequence),
     (FunctionType, Teller._function),
     (MethodType, lambda t, v: f"method {t.tell(v.__func__)} {t.tell(v.__self__)}"),
@@ -229,10 +307,14 @@ _WAYS: tuple[tuple[Any, Callable[[Teller, Any], str]], ...] = (
     (cached_property, lambda t, v: f"cached {t.tell(v.func)}"),
     ((staticmethod, classmethod), lambda t, v: f"{type(v).__name__} {t.tell(v.__func__)}"),
     (CodeType, lambda t, v: f"code {code_digest(v)}"),
-    (_OPS, lambda t, v: f"op {v}"),
-    (logging.Logger, lambda t, v: f"logger {v.name}"),  # what is logged is no part of a result
+    (_OPS, Teller._op),
+    (logging.Logger, Teller._logger),  # what is logged is no part of a result
     (weakref.ref, lambda t, v: f"ref {t.tell(v())}"),
     (nn.Module, Teller._cannot),
+    (CustomOpDef, lambda t, v: t.tell(op_of(v))),
+    (DESCRIPTORS, lambda t, v: f"{type(v).__name__} {v!r}"),
+    (_GETTERS, lambda t, v: f"{type(v).__name__} {t._parts(v.__reduce__()[1])}"),
+    (_NUMBERS, Teller._number),
     (bytearray, lambda t, v: f"bytearray {bytes(v)!r}"),
     (MappingProxyType, lambda t, v: f"proxy {t.tell(dict(v))}"),
     (slice, lambda t, v: f"slice {t._parts((v.start, v.stop, v.step))}"),

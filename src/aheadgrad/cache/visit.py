@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -40,7 +41,9 @@ from aheadgrad.torchlayer import trees as pytree
 
 Pairs = Iterator[tuple[str, str]]
 _NOT_TOLD = ("cache", "max_entries", "decompositions", "partition")
+_PROOFS = 8  # that are kept for one call: a helper that was changed and changed back
 _MANY = 32  # calls that are looked at to tell what has changed
+_EACH = "recorded in each process: "
 _SHORT = 100  # longer texts are kept as digests
 
 
@@ -48,8 +51,7 @@ _SHORT = 100  # longer texts are kept as digests
 class Subject:
     """The call itself. `tell` gives everything there is to ask before recording; `tensors` are all that it
     can take as inputs, with `names` for people; `known` has texts for objects that are told by then. `hold`
-    keeps what it takes to record the call once more, later, and gives a function that does. `whole`: nothing
-    else decides what is recorded."""
+    keeps what it takes to record the call once more, later, and gives a function that does."""
 
     name: str
     tell: Callable[[Teller], Pairs]
@@ -58,7 +60,6 @@ class Subject:
     hold: Callable[[Options], Callable[[], tuple[Recording, Joint]]]
     returns: Any = None
     known: dict[int, str] = field(default_factory=dict)
-    whole: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ class Visit:
     def __init__(self, subject: Subject, options: Options) -> None:
         self.subject, self.options = subject, options
         self.reason = ""
-        self.teller = Teller(subject.known)
+        self.teller = self._before = Teller(subject.known)
         self._witness = Witness()
         self._pairs: list[tuple[str, str]] = []
         self._around: list[tuple[str, str]] = []
@@ -97,13 +98,19 @@ class Visit:
             self._off = self.reason = str(error)
             return None
         try:
-            self._pairs = [(what, _short(text)) for what, text in self._told()]
-            kept = self._store.read(self._call_name)
-            if kept is not None:
-                return self._load(kept)
-            self.reason = self._closest()
+            self._before = self.teller.copy()
+            self._pairs = self._told(self.teller)
+            kept = [told for name in self._call_names for told in self._heads(name)]
+            for told in kept:
+                found = None if "unproven" in told else self._load(told)
+                if found is not None:
+                    return found
+            self.reason = next(filter(None, map(_still_unproven, kept)), self.reason)
+            if self.reason.startswith(_EACH):
+                self._pairs = []  # it need not be watched
+            self.reason = self.reason or self._closest()
         except Unprovable as error:
-            self.reason = f"recorded in each process: {error} cannot be compared"
+            self.reason = f"{_EACH}{error} cannot be compared"
         except Exception as error:
             self._pairs = []
             self.reason = f"it failed with {type(error).__name__}: {error}"
@@ -131,22 +138,30 @@ class Visit:
             return f"{function.__module__}.{function.__qualname__}"
         return self.teller.tell(function)
 
-    def _told(self) -> Pairs:
+    def _told(self, teller: Teller) -> list[tuple[str, str]]:
+        return [(what, _short(text)) for what, text in self._telling(teller)]
+
+    def _telling(self, teller: Teller) -> Pairs:
         yield from self._around
         yield from process.switches()
-        yield from patches(self.teller)
-        yield from self.subject.tell(self.teller)
+        yield from patches(teller)
+        yield from self.subject.tell(teller)
         keys: dict[int, int] = {}
         for i, (t, name) in enumerate(zip(self.subject.tensors, self.subject.names, strict=True)):
             yield name, f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-            yield f"what else is known of {name}", process.look_of(t) + self.teller.tell(process.noted_on(t))
+            yield f"what else is known of {name}", process.look_of(t) + teller.tell(process.noted_on(t))
             first = keys.setdefault(process.memory_of(t), i)
             if first != i:
                 yield name, f"in the memory of {self.subject.names[first]}"
 
     @property
-    def _call_name(self) -> str:
-        return f"{digest(self.subject.name)}-{digest(str(self._pairs))}.call"
+    def _call_names(self) -> list[str]:
+        start = f"{digest(self.subject.name)}-{digest(str(self._pairs))}"
+        return [f"{start}-{n}.call" for n in range(_PROOFS)]
+
+    def _heads(self, name: str) -> list[dict[str, Any]]:
+        kept = self._store.read(name)
+        return [] if kept is None else [json.loads(kept.partition(b"\n")[0])]
 
     def _closest(self) -> str:
         """What is different from the call of the same function that differs least."""
@@ -155,15 +170,11 @@ class Visit:
             kept = self._store.read(name)
             if kept is not None:
                 found.append(list(_differences(json.loads(kept.partition(b"\n")[2]), self._pairs)))
+        found = [differences for differences in found if differences]
         return min(found, key=len)[0] if found else "no call of this function is kept"
 
-    def _load(self, kept: bytes) -> Found | None:
-        told = json.loads(kept.partition(b"\n")[0])
-        if "unproven" in told:
-            self.reason, self._pairs = f"recorded in each process: {told['unproven']}", []
-            return None
-        if not self.subject.whole:
-            self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller)
+    def _load(self, told: dict[str, Any]) -> Found | None:
+        self.reason = differs(Proof(frozenset(told["names"]), told["items"]), self.teller.copy())
         if self.reason:
             return None
         both = self._entry(told["entry"])
@@ -195,7 +206,7 @@ class Visit:
 
     def watching(self) -> AbstractContextManager[None]:
         """Around the recording."""
-        return nullcontext() if self._off or self.subject.whole or not self._pairs else self._witness
+        return nullcontext() if self._off or not self._pairs else self._witness
 
     def same_program(self, recording: Recording, joint: Joint) -> tuple[Joint, Split] | None:
         """An entry that was kept for what was just recorded, which goes on with its values."""
@@ -220,7 +231,7 @@ class Visit:
         try:
             self._store.write(self._name, as_bytes(joint, split))
             if self._pairs:
-                self._store.write(self._call_name, self._call(recording, self._name))
+                self._keep_call(self._call(recording, self._name))
         except FileNotFoundError:  # somebody cleans up
             pass
         except OSError as error:
@@ -228,15 +239,25 @@ class Visit:
         except Exception as error:
             self.reason += f"; not kept: {type(error).__name__}: {error}"
 
+    def _keep_call(self, told: bytes) -> None:
+        kept = {name: self._store.read(name) for name in self._call_names}
+        free = [name for name, data in kept.items() if data is None]
+        if told not in kept.values():
+            self._store.write((free or list(kept))[0], told, over=not free)
+
     def _call(self, recording: Recording, entry: str) -> bytes:
         try:
             memo = Memo.of(recording, self.subject.tensors, _spec(recording.forward.out_spec))
             if memo is None:
                 raise Unprovable("the recording depends on more than what is kept")
-            proof = Proof(frozenset(), {}) if self.subject.whole else prove(self._witness, self.teller)
+            for what in _differences(self._pairs, self._told(self._before)):
+                raise Unprovable(f"it changes what it depends on ({what})")
+            proof = prove(self._witness, self.teller)
         except Unprovable as error:  # others need not watch it again
-            self.reason += f"; recorded in each process: {error}"
-            return json.dumps({"unproven": str(error)}).encode() + b"\n" + json.dumps(self._pairs).encode()
+            self.reason += f"; {_EACH}{error}"
+            files = {code.co_filename for code in self._witness.ran}
+            told = {"unproven": str(error), "files": {file: _stamp(file) for file in sorted(files)}}
+            return json.dumps(told).encode() + b"\n" + json.dumps(self._pairs).encode()
         head = {
             "entry": entry,
             "memo": asdict(memo),
@@ -244,6 +265,20 @@ class Visit:
             "items": dict(proof.items),
         }
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
+
+
+def _still_unproven(told: dict[str, Any]) -> str:
+    """Why a call was not proven, if its files are what they were."""
+    holds = "unproven" in told and all(_stamp(file) == stamp for file, stamp in told["files"].items())
+    return f"{_EACH}{told['unproven']}" if holds else ""
+
+
+def _stamp(file: str) -> list[int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _differences(kept: list[Any], now: list[tuple[str, str]]) -> Iterator[str]:

@@ -1,41 +1,48 @@
-"""What Python ran while a function was recorded: all code that is neither torch's, Python's nor ours.
+"""What Python ran while a function was recorded, forward and backward.
 
-Python's own profiler counts the calls, in C; times are nobody's business here. It tells who called whom, so
-that what only an `import` ran can be left out, and what was generated for classes of torch's.
+Python's own profiler counts the calls, in C; times are nobody's business here. It tells who called whom:
+
+    ran       code that is neither torch's, Python's nor ours; what only an `import` ran is left out
+    beneath   torch's own code that it called: the settings which that names are compared, too
+    doubts    what reads something that nobody compares: any function of C, or of Python's library, that is
+              not known to give the same in each process (`pure`)
 """
 
 from __future__ import annotations
 
 import _lsprof
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from types import CodeType
 from typing import Any
 
-from aheadgrad.cache.code import whose
+from torch import nn
+from torch.autograd.grad_mode import set_multithreading_enabled
+
+from aheadgrad.cache.code import is_torch, whose
+from aheadgrad.cache.pure import goes_on, is_of_torch, runs_ops, unknown_in_c, unknown_in_python
 from aheadgrad.torchlayer.fake import new_mode
 
-# What reads the world: another process may be told something else.
-_WORLD = set(
-    "_io _random _socket _thread asyncio datetime gc glob importlib inspect io locale nt os pathlib platform "
-    "posix random secrets select shutil signal site socket subprocess sys tempfile threading time urllib "
-    "uuid".split()
-)
-_BUILTINS = {f"builtins.{name}" for name in "id hash input open globals locals eval exec __import__".split()}
-_IMPORTS = "<frozen importlib"
-_HARMLESS = re.compile(r"\b(logging|warnings|contextlib|abc|typing|enum)\b")  # nothing comes back from these
-_NAME = re.compile(r"<built-in method ([\w.]+)|<method '\w+' of '([\w.]+)'")
+_IMPORTS = re.compile(r"<frozen importlib|<built-in method builtins\.(exec|__build_class__|__import__)>")
+_GRAPH = "<eval_with_key>"  # Dynamo's, which is told node by node
+_MODULE = nn.Module._wrapped_call_impl.__code__
+Calls = dict[Any, list[Any]]
 
 
 class Witness:
-    """`with witness: ...` finds the code objects that ran (`ran`), and what cannot be the same elsewhere."""
+    """`with witness: ...` finds the code objects that ran, and what cannot be the same elsewhere."""
 
     def __init__(self) -> None:
         self.ran: list[CodeType] = []
+        self.beneath: list[CodeType] = []
         self.doubts: list[str] = []
         self._profiler = _lsprof.Profiler()
+        self._stack = ExitStack()
 
     def __enter__(self) -> None:
         new_mode(dynamic=False)  # it loads what takes its time, and much more of it if one counts
+        self._stack.enter_context(set_multithreading_enabled(False))  # backward code runs here, not elsewhere
         try:
             self._profiler.enable(True, True)
         except ValueError:
@@ -43,59 +50,73 @@ class Witness:
 
     def __exit__(self, *_: object) -> None:
         self._profiler.disable()
+        self._stack.close()
         if not self.doubts:
             self._read(self._profiler.getstats())
         self._profiler.clear()
 
     def _read(self, stats: list[Any]) -> None:
         calls = {one.code: [sub.code for sub in one.calls or ()] for one in stats}
-        called = {code for codes in calls.values() for code in codes}
-        left = [code for code in calls if code not in called]  # who was called by nobody: we began there
-        seen = set(left)
-        foreign = called - {sub for code, subs in calls.items() if _is_users(code) for sub in subs}
-        while left:
-            code = left.pop()
-            if isinstance(code, str) or code.co_filename.startswith(_IMPORTS):
-                continue
-            users = not whose(code.co_filename) and not (code.co_filename == "<string>" and code in foreign)
-            if users:
-                self.ran.append(code)
-            if users and (world := _world_behind(code, calls)):
-                told = f"{code.co_qualname} calls {world}, which may tell another process something else"
-                self.doubts.append(told)
-            for other in calls.get(code, ()):
-                if other not in seen:
-                    seen.add(other)
-                    left.append(other)
-        self.ran.sort(key=lambda code: (code.co_filename, code.co_firstlineno, code.co_qualname))
+        users = {code for code in _reached(calls) if _is_users(code)}
+        generated = {code for code in users if code.co_filename == "<string>"}
+        users -= generated - {
+            sub for code in users for sub in calls[code]
+        }  # others made those for themselves
+        beneath: set[CodeType] = set()
+        roots = users | {code for code in (_MODULE,) if code in calls}
+        for code in roots:
+            for other, unknown in _beneath(code, calls):
+                if unknown:
+                    told = (
+                        f"{code.co_qualname} calls {unknown}, which may tell another process something else"
+                    )
+                    self.doubts.append(told)
+                elif (
+                    isinstance(other, CodeType)
+                    and whose(other.co_filename) == "torch"
+                    and not runs_ops(other)
+                ):
+                    beneath.add(other)
+        self.ran, self.beneath = (sorted(found, key=_place) for found in (users, beneath))
+        self.doubts.sort()
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_qualname
 
 
 def _is_users(code: Any) -> bool:
-    return isinstance(code, CodeType) and not whose(code.co_filename)
+    return isinstance(code, CodeType) and not whose(code.co_filename) and _GRAPH not in code.co_filename
 
 
-def _world_behind(code: CodeType, calls: dict[Any, list[Any]]) -> str:
-    """What asks for something outside, called by this code or by functions of Python's that it calls."""
-    left, seen = list(calls.get(code, ())), set()
+def _reached(calls: Calls) -> Iterator[Any]:
+    """All that was called, but for what an import did."""
+    called = {code for codes in calls.values() for code in codes}
+    left = [code for code in calls if code not in called]  # who was called by nobody: we began there
+    seen = set(left)
     while left:
-        other = left.pop()
-        if world := _world(other):
-            return world
-        python = isinstance(other, CodeType) and whose(other.co_filename) == "python"
-        if python and other not in seen and not _HARMLESS.search(other.co_filename):
+        code = left.pop()
+        if _IMPORTS.search(code if isinstance(code, str) else code.co_filename):
+            continue
+        yield code
+        inside = [c for c in code.co_consts if c in calls] if _is_users(code) else []  # bodies of classes
+        new = [other for other in (*calls.get(code, ()), *inside) if other not in seen]
+        seen.update(new)
+        left += new
+
+
+def _beneath(code: CodeType, calls: Calls) -> Iterator[tuple[Any, str]]:
+    """What some code called, through functions of torch's and Python's; with a text if it is not known."""
+    left, seen = [(code, other) for other in calls.get(code, ())], set()
+    while left:
+        by, other = left.pop()
+        owner = whose(other.co_filename) if isinstance(other, CodeType) else "C"
+        unknown = unknown_in_c(str(other)) if owner == "C" else ""
+        if owner == "python":
+            unknown = unknown_in_python(other)
+        if unknown and is_torch(by) and is_of_torch(unknown):
+            continue
+        yield other, unknown
+        if owner in ("C", "torch", "python") and other not in seen:
             seen.add(other)
-            left += calls.get(other, ())
-    return ""
-
-
-def _world(called: Any) -> str:
-    """What a function is called that asks for something outside of the process's own values."""
-    if isinstance(called, CodeType):
-        file = called.co_filename
-        module = file.rpartition("/")[2].removesuffix(".py").removeprefix("<frozen ").removesuffix(">")
-        package = file.rpartition("/")[0].rpartition("/")[2]
-        found = whose(file) == "python" and (module in _WORLD or package in _WORLD)
-        return f"{module}.{called.co_name}" if found else ""
-    match = _NAME.match(called)
-    name = str(match and (match[1] or match[2]))
-    return name if name.partition(".")[0] in _WORLD or name in _BUILTINS else ""
+            left += ((other, one) for one in filter(goes_on(other), calls.get(other, ())))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from aheadgrad.codec.checks import CHECKS, bundle, identifier
-from aheadgrad.codec.encoding import ERRORS, SPECIAL, Encoded
+from aheadgrad.codec.encoding import ERRORS, SPECIAL, Encoded, encode
 from aheadgrad.codec.kinds import KINDS, Kind
 from aheadgrad.codec.reading import Reader, chosen, pairs, parsed
 from aheadgrad.codec.sound import check_extent, check_sound, check_trust
@@ -19,6 +19,7 @@ from aheadgrad.errors import ArtifactError
 from aheadgrad.options import Options
 from aheadgrad.program.check import check
 from aheadgrad.program.collection import no_collection
+from aheadgrad.program.doors import program_of_body
 from aheadgrad.program.names import Naming
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Origin, Region, Value, values_in
@@ -191,6 +192,8 @@ def _body(reader: Reader, row: list[Any]) -> Any:
         last = module.graph.output_node()
         last.args = (last.all_input_nodes[0],)  # the only result by itself
         module.recompile()
+    if reader.trust is not None and encode(program_of_body(module)).text() != encode(program).text():
+        raise ArtifactError("The function of a control-flow operator has parts that its graph does not have.")
     return module
 
 

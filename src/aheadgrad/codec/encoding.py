@@ -41,7 +41,7 @@ from aheadgrad.torchlayer.symbols import Shape
 OP = ("target", "args", "kwargs", "out", "name", "phase", "keep", "origin", "node", "region")
 OPTIONS = (
     "frontend fullgraph mode memory memory_budget policies dynamic fallback keep_inference_input_mutations "
-    "one_node any_order max_entries layouts replays backend partition backward_autocast"
+    "one_node pieces any_order max_entries layouts replays fuses backend partition backward_autocast"
 ).split()
 SPECIAL: dict[str, tuple[str, ...]] = {
     "Op": OP,

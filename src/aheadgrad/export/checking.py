@@ -22,18 +22,22 @@ _KINDS = ("forward", "joint", "split")
 
 def check_export(stages: Any, state: Mapping[str, Tensor]) -> tuple[Stage, ...]:
     """The stages; ArtifactError says what does not fit."""
-    _need(isinstance(stages, tuple) and 1 <= len(stages) <= 2, "is no export")
+    _need(isinstance(stages, tuple) and 1 <= len(stages) <= 4, "is no export")
     for stage in stages:
         _need(isinstance(stage, Stage), "is no export")
         for program in stage.programs:
             check(program)
         _Checking(stage).check(state)
-    made = {name for name, _ in stages[0].signature.made}
-    _need(not stages[-1].signature.made or len(stages) == 1, "makes state in later calls")
-    for stage in stages:
-        for h in stage.signature.held:
-            later = h.name in made and h.kind == "state"
-            _need(h.name in state or later, f"lacks the tensor {h.name}")
+    signatures = [stage.signature for stage in stages]
+    maybe = {name for s in signatures for name in (*s.finds, *(n for n, _ in s.made))}
+    kinds = [s.finds for s in signatures]
+    _need(len(set(kinds)) == len(kinds), "has two stages for one kind of call")
+    _need(tuple(sorted(maybe & state.keys())) in kinds, "has no stage for what there is")
+    for s in signatures:
+        left = {*s.finds, *(name for name, _ in s.made)} - {*s.gone}
+        _need({*s.gone} <= {*s.finds} and tuple(sorted(left)) in kinds, "leaves what no call begins with")
+        for h in s.held:
+            _need(h.name in state or h.name in maybe, f"lacks the tensor {h.name}")
     return tuple(stages)
 
 
@@ -147,8 +151,14 @@ class _Checking:
             for g in b.gradients:
                 if g.place is not None:
                     self._place(g.place)
-        for _, position in (*s.updates, *s.old_memory, *s.made):
+        for _, position in (*s.updates, *s.old_memory):
             _within(position, len(s.leaving), "result")
+        single = {slot: type(v) is Value and v.type.size == () for slot, v in results}
+        for k in s.numbers:
+            _need(single.get(UserOutput(k)), f"has no number {k}")
+        _need(all(name in self.held for name, _ in s.renewed), "renews what it does not hold")
+        for _, number in (*s.made, *s.renewed):
+            _within(number, len(s.facts.outputs), "output")
         if s.loss is not None:
             _within(s.loss, len(s.outputs), "the loss")
 

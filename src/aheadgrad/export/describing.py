@@ -26,7 +26,6 @@ from aheadgrad.facts.facts import InputRoot, TheInput
 from aheadgrad.joint.level import Gradients, Joint, Target
 from aheadgrad.program.doors import type_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.torchlayer.subclasses import Bundle, Form, form_of, is_foreign, values_of
 
@@ -60,9 +59,7 @@ class Describing:
 
     def signature(self, takes: Tree, constants: Any, lifted: Constants) -> CallSignature:
         found, joint, left = self.found, self.joint, self.found.left
-        outputs = {e.slot.index: i for i, e in enumerate(joint.leaving) if isinstance(e.slot, UserOutput)}
-        new = range(len(outputs) - len(left.states), len(outputs))
-        made = tuple((name, outputs[k]) for k, (_, _, name) in zip(new, left.states, strict=True))
+        made = tuple((name, found.made_at(name)) for name in left.made)
         return CallSignature(
             kind=self.kind,
             held=(*self._held(), *self._constants(constants, lifted), *self._made(made)),
@@ -75,7 +72,10 @@ class Describing:
             outputs=tuple(paths(left.returns)),
             updates=tuple(joint.updated.items()),
             old_memory=tuple(joint.old_memory.items()),
+            finds=tuple(sorted(left.found & left.tracked)),
             made=made,
+            renewed=tuple((name, found.made_at(name)) for name in left.renewed),
+            gone=tuple(sorted((left.found - left.there) & left.tracked)),
             backwards=tuple(self._backward(g) for g in joint.gradients if g is not None),
             loss=self.loss,
             takes=takes,
@@ -84,11 +84,13 @@ class Describing:
             sizes=sizes_of(joint, self.inputs),
             conditions=conditions_of(found.recording),
             exact_memory=found.recording.depends_on_offsets,
+            numbers=left.numbers,
         )
 
     def _held(self) -> list[Held]:
         reals = dict(zip(self.found.places, self.found.reals, strict=True))
         wanted = {self.inputs[i] for i in self.taken} | self._mentioned()
+        wanted |= {Place("held", name) for name in self.found.left.renewed}
         found = []
         for h in self.found.tensors:
             place = Place("held", h.name)
@@ -116,8 +118,12 @@ class Describing:
         return [_describe_held(lifted.tensors[n], n, "constant", (n,)) for n in names]
 
     def _made(self, made: tuple[tuple[str, int], ...]) -> list[Held]:
-        leaving = self.joint.leaving
-        return [Held(name, "state", leaving[i].value.type, names=(name,), made=True) for name, i in made]
+        found = []
+        for name, index in made:
+            value = self.found.output(index)
+            kind = "gradient" if name in self.found.left.gradients else "state"
+            found.append(Held(name, kind, _type(value), names=(name,), form=_form(value), made=True))
+        return found
 
     def _arguments(self) -> tuple[Argument, ...]:
         flat, known = self.found.flat, {id(h.tensor): Place("held", h.name) for h in self.found.tensors}

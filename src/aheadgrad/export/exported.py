@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from aheadgrad.errors import InvalidOption
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.file import read, write
 from aheadgrad.export.graphs import described_module, program_from
@@ -107,19 +108,28 @@ class Exported:
 
     @cached_property
     def graph_modules(self) -> tuple[fx.GraphModule, ...]:
-        """The programs as FX modules: placeholders and outputs are described in `node.meta["aheadgrad"]`."""
-        return tuple(described_module(p) for p in self.programs)
+        """The programs of all stages as FX modules, one stage after the other: placeholders and outputs are
+        described in `node.meta["aheadgrad"]`."""
+        return tuple(described_module(p) for stage in self.stages for p in stage.programs)
 
     @property
     def graph_module(self) -> fx.GraphModule:
-        return self.graph_modules[0]
+        """Of `program`."""
+        return self.graph_modules[-len(self.programs)]
 
     def from_graph_module(self, *modules: fx.GraphModule) -> Exported:
-        """The same export with changed graphs, as many as there are programs; they are checked."""
-        programs = tuple(
-            program_from(module, program) for module, program in zip(modules, self.programs, strict=True)
-        )
-        return Exported((*self.stages[:-1], Stage(programs, self.signature)), self.state)
+        """The same export with changed graphs, as many as there are in `graph_modules`; they are checked."""
+        if len(modules) != len(self.graph_modules):
+            raise InvalidOption(
+                f"This export has {len(self.graph_modules)} programs in {len(self.stages)} stages, and "
+                f"{len(modules)} graphs were given. Give all of them, in the order of exported.graph_modules."
+            )
+        rest = iter(modules)
+        stages = [
+            Stage(tuple(program_from(next(rest), p) for p in stage.programs), stage.signature)
+            for stage in self.stages
+        ]
+        return Exported(tuple(stages), self.state)
 
     def __str__(self) -> str:
         from aheadgrad.export.text import text

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from aheadgrad.codec.decoding import decode, parsed
 from aheadgrad.codec.encoding import Encoded, encode
-from aheadgrad.errors import ArtifactError
+from aheadgrad.errors import ArtifactError, InvalidOption
 from aheadgrad.export.tensors import restore, store
 from aheadgrad.torchlayer.subclasses import Bundle, build, form_of, is_foreign, parts_of
 
@@ -35,8 +35,11 @@ _SMALL = 1 << 20  # bytes: no manifest is larger
 
 def write(path: str | os.PathLike[str], value: Any, state: Mapping[str, Tensor]) -> None:
     """Frozen values, and tensors by name, in one file: there is no half of one, whatever happens."""
+    target = _path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        what = "is a directory" if target.is_dir() else "is in a directory that is not there"
+        raise ArtifactError(f"{path} {what}: give the path of a file in one that is.")
     data = packed(value, state)
-    target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         draft.write_bytes(data)
@@ -52,9 +55,17 @@ def read(
 
     `trust` names namespaces of custom ops that it may use. Without `here` tensors stay on the CPU.
     """
-    if Path(path).exists() and not Path(path).is_file():
-        raise ArtifactError(f"{Path(path).name} is no file.")
-    return unpacked(Path(path).read_bytes(), trust=trust, here=here)
+    source = _path(path)
+    if not source.is_file():
+        there = "is a directory, or another thing that is no file" if source.exists() else "is not there"
+        raise ArtifactError(f"{path} {there}: give the path of a file that exported.save(path) wrote.")
+    return unpacked(source.read_bytes(), trust=trust, here=here)
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidOption(f"path is a {type(path).__name__}: give the path of a file.")
+    return Path(path)
 
 
 def packed(value: Any, state: Mapping[str, Tensor]) -> bytes:

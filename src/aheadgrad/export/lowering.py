@@ -56,7 +56,7 @@ def _taken_apart(program: Program, options: Options) -> tuple[Program, Any]:
     call = make_call(lambda *given: run(list(given)), flat, [], lambda see: nullcontext(), exact=False)
     call.symbols = symbols_of(inputs, None)
     call.whole = call.forward_only = True
-    again = Options(partition="min_cut", dynamic=False, decompositions=options.decompositions)
+    again = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=options.decompositions)
     recording, joint = pipeline.record(call, again, Journal())
     made = forward_program(joint, SavedSet(), inference=True)
     ports = zip(made.inputs, program.inputs, strict=True)

@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aheadgrad.errors import CaptureError, FallbackError, InvalidOption
+from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
 from aheadgrad.export.exported import Exported
+from aheadgrad.export.losses import loss_index, of_loss
 from aheadgrad.export.programs import Constants, with_names, with_one
-from aheadgrad.export.recorded import Recorder, loss_index, of_loss
+from aheadgrad.export.recorded import Recorder
 from aheadgrad.export.shapes import symbols_for
 from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
+from aheadgrad.export.text import text
 from aheadgrad.export.trees import paths, tree_of
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.joint.level import Joint
@@ -28,6 +30,8 @@ from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import is_foreign
+
+_MOST = 4  # kinds of calls that lead to each other
 
 
 def export(
@@ -59,6 +63,10 @@ def export(
     """
     if partition not in (None, "default", "min_cut"):
         raise InvalidOption(f'partition={partition!r}: choose "default", "min_cut" or None.')
+    if isinstance(fn, Exported):
+        raise InvalidOption("This is an export already; export the function or module that it was made from.")
+    if not callable(fn):
+        raise InvalidOption(f"aheadgrad.export needs a function or a module, not {type(fn).__name__}.")
     if isinstance(args, Tensor) or not isinstance(args, Sequence):
         raise InvalidOption("args: give the positional arguments in a tuple, as in export(model, (x,)).")
     given = tuple(args), dict(kwargs or {})
@@ -74,7 +82,22 @@ def export(
             stages = making.stages()
             return Exported(tuple(_with_sizes(s, flat, dynamic_shapes) for s in stages), making.state())
     except FallbackError as error:
-        raise CaptureError(f"This call cannot be exported: {error.reason}.") from error
+        raise CaptureError(f"This call cannot be exported: {_said(error.reason)}.") from error
+    except DataDependentError as error:
+        raise DataDependentError(_said(str(error))) from error
+    except AssertionError as error:
+        if "no input of this program provides" not in str(error):
+            raise
+        raise CaptureError(
+            "The function computes with a truth value that it reads from a tensor (.item() of a bool). Read "
+            "a number: t.int().item(), or choose with torch.where."
+        ) from error
+
+
+def _said(text: str) -> str:
+    """A reason, without the advice that is for `compile`."""
+    text = text.replace('; frontend="dynamo" can', "").partition('\n  3. use frontend="dynamo"')[0]
+    return text.replace("(a new value compiles a new entry)", "(an export is for one value)")
 
 
 def _with_sizes(stage: Stage, flat: Flat, asked: Any) -> Stage:
@@ -94,17 +117,55 @@ class _Making:
         self.asks = "forward" if not wants else "joint" if partition is None else "split"
         self.constants = Constants()
         self.tensors: dict[str, Tensor] = {}
-        self.made: set[str] = set()
+        self.gradients: set[str] = set()  # the names of all that were there at some time
+        self.later: set[str] = set()  # the names of what is there in later calls only
 
     def stages(self) -> list[Stage]:
-        """One; or two, where the first call makes state that later ones find."""
-        stages = [self.stage()]
-        if self.found.left.states:
-            self.recorder.stand_in(self.found)
-            stages.append(self.stage())
-            if self.found.left.states:
-                raise CaptureError("An optimizer makes new state at its second step, too.")
+        """One; or several, where a call finds other state or gradients than the one before it.
+
+        Gradients that no call looks at, nor writes to, are nobody's business: whether they are there or not,
+        a call is the same. Otherwise they are kept, as state is, and all is recorded again.
+        """
+        stages = self._merged(self._chain())
+        for everything in (False, True):
+            looked_at = {h.name for s in stages or () for h in s.signature.held if h.kind == "gradient"}
+            if stages is not None and looked_at <= self.recorder.kept:
+                break
+            kept = self.gradients if everything or stages is None else looked_at
+            self.recorder.start(frozenset(kept))
+            self.constants, self.tensors = Constants(), {}
+            stages = self._merged(self._chain())
+        assert stages is not None
         return stages
+
+    def _chain(self) -> list[Stage]:
+        """A stage for each set of what there is, up to one that was there before."""
+        found: dict[frozenset[str], Stage] = {}
+        while True:
+            stage, left = self.stage(), self.found.left
+            self.gradients |= left.gradients
+            found[left.found] = stage
+            if left.there in found:
+                return list(found.values())
+            if len(found) == _MOST:
+                names = ", ".join(sorted(left.there ^ left.found))
+                raise CaptureError(
+                    f"Each call makes or drops something else than the one before it: {names}."
+                )
+            self.recorder.stand_in(self.found)
+
+    def _merged(self, stages: list[Stage]) -> list[Stage] | None:
+        """Stages for calls that find the same; None if two of those are different."""
+        finds = [s.signature.finds for s in stages]
+        always = {name for name in finds[0] if all(name in names for names in finds)}
+        merged: dict[tuple[str, ...], Stage] = {}
+        for stage in stages:
+            names = tuple(n for n in stage.signature.finds if n not in always)
+            stage = replace(stage, signature=replace(stage.signature, finds=names))
+            if text((merged.setdefault(names, stage),)) != text((stage,)):
+                return None
+        self.later = {name for s in stages for name, _ in s.signature.made} - {*finds[0]}
+        return list(merged.values())
 
     def stage(self) -> Stage:
         self.found = self.recorder.record()
@@ -114,7 +175,6 @@ class _Making:
         programs[0] = describing.without_unused(programs[0])
         lifted = [self.constants.lift(with_names(p)) for p in programs]
         signature = describing.signature(self.takes, tuple(names for _, names in lifted), self.constants)
-        self.made |= {name for name, _ in signature.made}
         for name, t in describing.tensors.items():
             self.tensors.setdefault(name, t)
         self.found.recording.release()
@@ -144,6 +204,10 @@ class _Making:
         if made is None:
             path = list(paths(self.found.left.returns))[loss] or "the result"
             raise CaptureError(f"The loss ({path}) does not require grad: nothing can be differentiated.")
+        if type(made[1]) is not Value:
+            raise InvalidOption(
+                f"loss={self.asked!r} is a tensor subclass: return a plain tensor as the loss."
+            )
         count = 1
         for n in made[1].size():
             count = count * n if isinstance(n, int) else count
@@ -154,7 +218,7 @@ class _Making:
     def state(self) -> dict[str, Tensor]:
         """Copies of all held tensors that are there: what shares memory does so again."""
         tensors = {**self.tensors, **self.constants.tensors}
-        return copies({name: t for name, t in tensors.items() if name not in self.made})
+        return copies({name: t for name, t in tensors.items() if name not in self.later})
 
 
 def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

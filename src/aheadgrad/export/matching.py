@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ def match(
     """The flat arguments; raises UnsupportedInput, and names the one that does not fit."""
     leaves = leaves_of(args, kwargs, signature)
     sizes: dict[str, Any] = {}
+    called = _names(signature)
     for k, (leaf, argument) in enumerate(zip(leaves, signature.arguments, strict=True)):
         if not argument.is_tensor:
             if not _same(leaf, argument.value):
@@ -37,16 +39,43 @@ def match(
                     "that only."
                 )
             continue
-        _check(leaf, argument, sizes)
+        _check(leaf, argument, sizes, called)
         _check_identity(k, leaves, signature, state)
     _check_memory(signature, leaves, lambda n: number(n, sizes) if type(n) is Number else n)
-    for symbol, n in sizes.items():
-        if n < _SMALLEST:
-            raise UnsupportedInput(f"The size {symbol} is {n}; sizes that may be any begin at {_SMALLEST}.")
+    _check_sizes(signature, leaves)
     for condition in signature.conditions:
-        if set(map(str, condition.expr.free_symbols)) <= set(sizes) and not number(condition, sizes):
-            raise UnsupportedInput(f"The sizes {sizes} do not fit: the export holds where {condition.expr}.")
+        used = set(map(str, condition.expr.free_symbols))
+        if used <= set(sizes) and not number(condition, sizes):
+            shown = ", ".join(f"{called(symbol)} is {sizes[symbol]}" for symbol in sorted(used))
+            raise UnsupportedInput(f"{shown}: the export holds where {called(condition.expr)}.")
     return leaves
+
+
+def _names(signature: CallSignature) -> Callable[[Any], str]:
+    """How sizes are written to a user: by the name that they were given, or as `x.size(0)`."""
+    names = {
+        s.symbol: s.name or f"{signature.arguments[s.argument].path}.size({s.dimension})"
+        for s in signature.sizes
+    }
+    return lambda expr: re.sub(r"\b[a-z]+\d+\b", lambda found: names.get(found[0], found[0]), str(expr))
+
+
+def _check_sizes(signature: CallSignature, leaves: list[Any]) -> None:
+    """Sizes that may be any are large enough, and the same where they have the same name."""
+    known: dict[str, tuple[int, str]] = {}
+    for s in signature.sizes:
+        path, n = signature.arguments[s.argument].path, int(leaves[s.argument].shape[s.dimension])
+        if n < _SMALLEST:
+            raise UnsupportedInput(
+                f"{path} has size {n} in dimension {s.dimension}{s.name and f' ({s.name})'}; sizes that may "
+                f"be any begin at {_SMALLEST}."
+            )
+        other = known.setdefault(s.name or s.symbol, (n, path))
+        if other[0] != n:
+            raise UnsupportedInput(
+                f"{s.name or 'A size'} is {other[0]} in {other[1]} and {n} in {path}; in this export they "
+                "are one size."
+            )
 
 
 def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], signature: CallSignature) -> list[Any]:
@@ -63,7 +92,7 @@ def leaves_of(args: tuple[Any, ...], kwargs: dict[str, Any], signature: CallSign
     return leaves
 
 
-def _check(leaf: Any, argument: Argument, sizes: dict[str, Any]) -> None:
+def _check(leaf: Any, argument: Argument, sizes: dict[str, Any], called: Callable[[Any], str]) -> None:
     if argument.form is not None:
         if not is_foreign(leaf) or argument.form.parts(leaf) is None:
             raise UnsupportedInput(
@@ -76,6 +105,9 @@ def _check(leaf: Any, argument: Argument, sizes: dict[str, Any]) -> None:
         raise UnsupportedInput(
             f"{argument.path} is a {type(leaf).__name__}; the export takes a tensor there."
         )
+    if leaf.layout is not torch.strided or leaf.is_quantized:
+        kind = "quantized" if leaf.is_quantized else str(leaf.layout).removeprefix("torch.")
+        raise UnsupportedInput(f"{argument.path} is {kind}; the export takes a dense tensor (x.to_dense()).")
     if leaf.dtype is not argument.type.dtype or leaf.device.type != argument.type.device.type:
         raise UnsupportedInput(
             f"{argument.path} is {leaf.dtype} on {leaf.device}; the export was made for "
@@ -84,7 +116,7 @@ def _check(leaf: Any, argument: Argument, sizes: dict[str, Any]) -> None:
     if not _fits(tuple(leaf.shape), argument.type, sizes):
         raise UnsupportedInput(
             f"{argument.path} has size {tuple(leaf.shape)}; the export was made for "
-            f"({', '.join(map(str, argument.type.size))}). Name sizes that may change in dynamic_shapes=."
+            f"({', '.join(map(called, argument.type.size))}). Name sizes that may change in dynamic_shapes=."
         )
 
 
@@ -108,7 +140,8 @@ def storage_of(t: Tensor) -> Any:
 def _check_memory(signature: CallSignature, leaves: list[Any], size: Callable[[Any], Any]) -> None:
     """Where the program changes arguments, or counts on where they lie, they lie as they did."""
     exact = signature.exact_memory
-    if not exact and all(f.untouched for f in signature.facts.inputs):
+    changed = {signature.place(f.index) for f in signature.facts.inputs if not f.untouched}
+    if not exact and not changed:
         return
     first: dict[Any, int] = {}
     for k, (leaf, argument) in enumerate(zip(leaves, signature.arguments, strict=True)):
@@ -119,14 +152,20 @@ def _check_memory(signature: CallSignature, leaves: list[Any], size: Callable[[A
             one, other = argument.path, signature.arguments[min(memory, argument.memory)].path
             now = "share memory, and did not" if memory < argument.memory else "do not share memory, and did"
             raise UnsupportedInput(f"{one} and {other} {now} when this was exported.")
-        if exact and argument.type is not None:
+        if (exact or Place("argument", k) in changed) and argument.type is not None:
             t = argument.type
-            known = tuple(map(size, t.stride)), size(t.offset)
-            if (leaf.stride(), leaf.storage_offset()) != known:
+            strides, offset = tuple(map(size, t.stride)), size(t.offset)
+            if not _same_strides(leaf, strides) or (exact and leaf.storage_offset() != offset):
                 raise UnsupportedInput(
                     f"{argument.path} has strides {leaf.stride()} and offset {leaf.storage_offset()}; this "
-                    f"export holds for strides {known[0]} and offset {known[1]} only."
+                    f"export holds for strides {strides} and offset {offset} only, since the function "
+                    "changes it or asks where it lies."
                 )
+
+
+def _same_strides(t: Tensor, strides: tuple[int, ...]) -> bool:
+    """But for dimensions in which there is nowhere to go."""
+    return all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
 
 
 def _check_identity(k: int, leaves: list[Any], signature: CallSignature, state: Mapping[str, Tensor]) -> None:

@@ -30,6 +30,7 @@ from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.recording.shared import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
+from aheadgrad.torchlayer.functorch_levels import kinds, takes_part
 from aheadgrad.torchlayer.subclasses import build, parts_of
 from aheadgrad.torchlayer.symbols import Number
 
@@ -62,11 +63,14 @@ class Runner:
     ) -> Step:
         signature = self.signature
         leaves = match(signature, args, kwargs, self.state, self.numbers)
+        _check_transforms(leaves)
         places = Reached(leaves, self.state)
         self._count(tangents)
         with torch.no_grad(), autocast_as(None):  # casts are in the programs
             inputs = [places[signature.inputs[i]] for i in signature.taken]
             size = self._sizes(leaves)
+            sharing = Sharing(signature, places, size)
+            sharing.check()
             given = self._given([p.detach() for t in inputs for p in parts_of(t)], size)
             if signature.kind == "joint":
                 given += self._tangents(signature.backwards, None, tangents)
@@ -74,11 +78,14 @@ class Runner:
             leaving, rest = self._leaving(results)
             gradients = self._gradients(leaving, rest, tangents)
             self._update(places, leaving, gradients, size)
-            outputs = Sharing(signature, places, leaving, size).outputs()
+            outputs = sharing.outputs(leaving)
+            for k in signature.numbers:
+                outputs[k] = outputs[k].item()
         if signature.facts.grad_mode_after is not None:
             torch.set_grad_enabled(signature.facts.grad_mode_after)
-        for name, position in signature.made:
-            self.state[name] = leaving[position]
+        self.state.update({name: outputs[k].detach() for name, k in (*signature.made, *signature.renewed)})
+        for name in signature.gone:
+            del self.state[name]
         return Step(build_tree(signature.returns, iter(outputs[: len(signature.outputs)])), gradients)
 
     def _given(self, tensors: list[Tensor], size: Size) -> list[Tensor]:
@@ -177,6 +184,16 @@ class Runner:
                 tangent = laid_out(tangent, t.type.stride)
             found += parts_of(tangent)
         return found
+
+
+def _check_transforms(leaves: list[Any]) -> None:
+    """Derivatives that are taken around a run would all be zero."""
+    around = {"grad", "jvp"}.intersection(kinds())
+    if around and any(isinstance(t, Tensor) and any(True for _ in takes_part(t)) for t in leaves):
+        raise InvalidOption(
+            f"An export runs inside of torch.func.{around.pop()}, and its results have no history. Export "
+            "with loss= or tangents=True, or let the function that you export take the derivative."
+        )
 
 
 class Reached(dict[Place, Tensor]):

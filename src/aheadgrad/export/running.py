@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.errors import InvalidOption
 from aheadgrad.export.lowering import compiled
 from aheadgrad.export.matching import leaves_of
 from aheadgrad.export.runner import Reached, Runner, Step
 from aheadgrad.export.signature import Stage
-from aheadgrad.torchlayer.subclasses import is_foreign
 
 
 class Running:
@@ -32,39 +32,29 @@ class Running:
     def call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tangents: Sequence[Any] | None = None
     ) -> Step:
-        return self._runner(args, kwargs)(args, kwargs, tangents)
+        return self._runner()(args, kwargs, tangents)
 
-    def _runner(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Runner:
-        """The first stage makes what later ones find."""
-        made = [name for name, _ in self.stages[0].signature.made]
-        return self._runners[0 if any(name not in self.state for name in made) else -1]
+    def _runner(self) -> Runner:
+        """Which stage it is shows in what is there."""
+        signatures = [s.signature for s in self.stages]
+        maybe = {name for s in signatures for name in (*s.finds, *s.gone, *(n for n, _ in s.made))}
+        there = tuple(sorted(name for name in maybe if name in self.state))
+        fitting = [r for s, r in zip(signatures, self._runners, strict=True) if s.finds == there]
+        if not fitting:
+            raise InvalidOption(
+                f"exported.state has {', '.join(there) or 'nothing'} of {', '.join(sorted(maybe))}: no call "
+                "begins with that. Put back what you took out."
+            )
+        return fitting[0]
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it, and adds gradients to `.grad`; returns what the original returns."""
-        runner = self._runner(args, kwargs)
+        runner = self._runner()
         step = runner(args, kwargs)
         places = Reached(leaves_of(args, kwargs, runner.signature), self.state)
-        further: dict[int, tuple[Tensor, Tensor]] = {}
-        for g in {g.name: g for b in runner.signature.backwards for g in b.gradients}.values():
-            grad = step.gradients[g.name]
-            if g.place is None or grad is None:
-                continue
-            t = places[g.place]
-            if t.is_leaf:
-                accumulate(t, grad)
-            else:
-                further[id(t)] = t, grad
-        if further:  # arguments with a history: on to where they come from
-            torch.autograd.backward([t for t, _ in further.values()], [g for _, g in further.values()])
+        wanted = {g.name: g.place for b in runner.signature.backwards for g in b.gradients}
+        pairs = [(places[p], step.gradients[n]) for n, p in wanted.items() if p is not None]
+        known = {id(t): (t, g) for t, g in pairs if g is not None and t.requires_grad}
+        if known:
+            torch.autograd.backward([t for t, _ in known.values()], [g for _, g in known.values()])
         return step.output
-
-
-def accumulate(t: Tensor, grad: Tensor) -> None:
-    """Adds to `t.grad`: a gradient of its own, laid out as the tensor is."""
-    with torch.no_grad():
-        if t.grad is not None:
-            t.grad += grad
-        elif is_foreign(grad) or grad.layout is not torch.strided:
-            t.grad = grad.clone()
-        else:
-            t.grad = torch.empty_like(t, requires_grad=False).copy_(grad)

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from aheadgrad.export.signature import CallSignature, Place
+from aheadgrad.errors import UnsupportedInput
+from aheadgrad.export.signature import Argument, CallSignature, Place
 from aheadgrad.facts.facts import (
     AliasRoot,
     Constant,
@@ -103,15 +104,15 @@ def _number(value: Any, size: Size) -> Any:
 class Sharing:
     """The flat results of one call."""
 
-    def __init__(
-        self, signature: CallSignature, places: Mapping[Place, Tensor], leaving: list[Any], size: Size
-    ) -> None:
+    def __init__(self, signature: CallSignature, places: Mapping[Place, Tensor], size: Size) -> None:
         self.signature, self.facts = signature, signature.facts
         self.places, self.size = places, size
-        self.values: dict[Slot, Any] = {e.slot: v for e, v in zip(signature.leaving, leaving, strict=True)}
+        self.values: dict[Slot, Any] = {}
         self.roots: dict[int, Tensor] = {}
 
-    def outputs(self) -> list[Any]:
+    def outputs(self, leaving: list[Any]) -> list[Any]:
+        """Given the results of the forward."""
+        self.values = {e.slot: v for e, v in zip(self.signature.leaving, leaving, strict=True)}
         found: list[Any] = []
         for j, fact in enumerate(self.facts.outputs):
             found.append(self._output(j, fact, found))
@@ -153,6 +154,35 @@ class Sharing:
                 made = self._leaf(self._grow(self._root(root.of), root.recipe), root.leaf)
             self.roots[r] = made
         return self.roots[r]
+
+    def check(self) -> None:
+        """Before the call: can results be views of arguments that lie otherwise than they did?"""
+        for fact in (*self.facts.roots, *self.facts.outputs):
+            if not isinstance(fact, AliasRoot | ViewOf):
+                continue
+            base = fact.of if isinstance(fact, AliasRoot) else fact.root
+            argument = self._lies_otherwise(base)
+            if argument is None:
+                continue
+            try:
+                self._grow(self._root(base), fact.recipe)
+            except RuntimeError as error:
+                raise UnsupportedInput(
+                    f"{argument.path} lies in memory in another way than when this was exported, and there "
+                    f"is no such view of it as the function returns ({error}). Pass a contiguous tensor."
+                ) from error
+
+    def _lies_otherwise(self, r: int) -> Argument | None:
+        """The argument behind a root, if its strides are other than they were, and it stays as it is."""
+        root = self.facts.roots[r]
+        if isinstance(root, AliasRoot):
+            return self._lies_otherwise(root.of)
+        place = self.signature.place(root.index) if isinstance(root, InputRoot) else None
+        if place is None or place.kind != "argument":
+            return None
+        argument = self.signature.arguments[place.of]
+        known = argument.type and tuple(_number(n, self.size) for n in argument.type.stride)
+        return argument if known is not None and self.places[place].stride() != known else None
 
     def _grow(self, t: Tensor, recipe: Recipe) -> Tensor:
         for step in recipe.steps:

@@ -32,7 +32,7 @@ class Held:
     """A tensor that the export holds: a "parameter", a "buffer", a "tensor" that the function closes over, a
     "state" of an optimizer, a "gradient" (the `.grad` of a parameter), or a "constant" of a program.
 
-    `names` are all that it was known by: tied parameters are one tensor. `made`: the first call makes it.
+    `names` are all that it was known by: tied parameters are one tensor. `made`: the call makes it.
     """
 
     name: str
@@ -118,10 +118,14 @@ class CallSignature:
     lie in the memory of an input, which the program takes in their place (facts count them down from -1).
 
     `leaving` are the results, in order; `updates` and `old_memory` tell which input, by index, has which of
-    them as its new value, and as what its former memory holds; `made` are held tensors that results become.
+    them as its new value, and as what its former memory holds. Some held tensors may be there or not (state
+    of optimizers, gradients): of those `finds` are there when a call begins, it makes `made` (out of which
+    flat output of the facts), and `gone` are there no longer when it ends. `renewed` tells of held
+    tensors which output is there in their place from then on.
     `facts` tell how results and updates share memory. `outputs` are the paths of what the function returns,
     and `loss` the number of the one that gradients are of. `exact_memory`: strides and offsets of arguments
-    have to be as they were; otherwise they may be any.
+    have to be as they were; otherwise they may be any. `numbers` are outputs that programs give as tensors,
+    and the function as numbers (`loss.item()`).
     """
 
     kind: str
@@ -135,7 +139,10 @@ class CallSignature:
     outputs: tuple[str, ...]
     updates: tuple[tuple[int, int], ...]
     old_memory: tuple[tuple[int, int], ...]
+    finds: tuple[str, ...]
     made: tuple[tuple[str, int], ...]
+    renewed: tuple[tuple[str, int], ...]
+    gone: tuple[str, ...]
     backwards: tuple[Backward, ...]
     loss: int | None
     takes: Tree
@@ -144,6 +151,7 @@ class CallSignature:
     sizes: tuple[Size, ...] = ()
     conditions: tuple[Any, ...] = ()
     exact_memory: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -165,7 +173,8 @@ class CallSignature:
     @property
     def updated(self) -> tuple[str, ...]:
         """What the call changes: names of held tensors, and paths of arguments."""
-        return tuple(self.name_of(self.place(f.index)) for f in self.facts.inputs if f.is_updated)
+        changed = (self.name_of(self.place(f.index)) for f in self.facts.inputs if f.is_updated)
+        return (*changed, *(name for name, _ in self.renewed))
 
     @property
     def gradients(self) -> tuple[str, ...]:

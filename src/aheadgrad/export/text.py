@@ -29,7 +29,8 @@ def text(stages: tuple[Stage, ...]) -> str:
     lines: list[str] = []
     for k, stage in enumerate(stages):
         if len(stages) > 1:
-            lines += ["", "==== the first call" if k == 0 else "==== later calls"]
+            found = ", ".join(stage.signature.finds) or "none of that"
+            lines += ["", "==== the first call" if k == 0 else f"==== calls that find {found}"]
         lines += signature_lines(stage.signature)
         for program in stage.programs:
             drawn = [op.name for op in program.ops if is_random(op.target)]
@@ -59,9 +60,12 @@ def signature_lines(s: CallSignature) -> list[str]:
         lines.append(f"  shares     {s.name_of(place)} lies in the memory of another input")
     for j, path in enumerate(s.outputs):
         loss = ", the loss" if j == s.loss else ""
-        lines.append(f"  output     {path or 'the result'}: {_output(s, j)}{loss}")
+        what = "a number" if j in s.numbers else _output(s, j)
+        lines.append(f"  output     {path or 'the result'}: {what}{loss}")
     lines += [f"  update     {s.name_of(s.place(f.index))}: {_update(s, f)}" for f in _changed(s)]
+    lines += [f"  update     {name}: another tensor" for name, _ in s.renewed]
     lines += [f"  makes      {name}" for name, _ in s.made]
+    lines += [f"  drops      {name}" for name in s.gone]
     for backward in s.backwards:
         for t in backward.tangents:
             lines.append(f"  tangent    of {s.leaving[t.leaving].slot.describe()}: {look(t.type, t.form)}")

@@ -202,7 +202,7 @@ class Making:
         self.look = self.state.look(in_words=True)
         self.has_run = False
         self._given = [(p, Changing(v)) for p, value in others for v in insides(value)]
-        self._numbers = _random_states()
+        self._numbers = random_states()
         self.originals: dict[int, Tensor] = {}  # by id: what traced tensors stand for
 
     def _refuse(self, others: list[tuple[str, Any]]) -> None:
@@ -288,7 +288,7 @@ class Making:
         for path, value in self._given:
             if not value.is_same():
                 raise changed(path)
-        if freeze(_random_states()) != freeze(self._numbers):
+        if freeze(random_states()) != freeze(self._numbers):
             raise FallbackError("the function draws random numbers of Python or numpy")
         known = [*self._objects(), *self.state.containers, *self.flat.leaves]
         check_result(result, (args, kwargs), known)
@@ -300,7 +300,7 @@ def _making(fn: Any, name: str, flat: Flat, options: Options, leaves: list[Any])
     return Making(fn, name, replace(flat, leaves=leaves), options, [])
 
 
-def _random_states() -> tuple[Any, Any]:
+def random_states() -> tuple[Any, Any]:
     """Of Python's random numbers, and of numpy's where those are in use."""
     numpy = getattr(sys.modules.get("numpy"), "random", None)
     return random.getstate(), None if numpy is None else numpy.get_state()

@@ -7,7 +7,7 @@ is asked for at a door (`requests`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, InputFacts, IsRoot, T
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
 from aheadgrad.program.program import Program
+from aheadgrad.program.same import same_values
 from aheadgrad.program.slots import (
     Gradient,
     NoGradient,
@@ -185,6 +186,18 @@ class Level:
 
     def cutter(self, tape: Tape | None = None, sizes: Sizes | None = None, same: Any = None) -> Cutter:
         return Cutter(tape or self.tape, sizes=sizes or self.fixed_sizes, same=same)
+
+    def same(
+        self, g: Gradients | None = None, given: Collection[Value] = (), tape: Tape | None = None
+    ) -> dict[Value, Value]:
+        """Values of which a program needs one only. Where little is kept, also those that were computed
+        twice; results have memory of their own. In a first backward views are taken as recorded."""
+        merges = self.options.partition == "min_cut" and not self.options.policies
+        if not merges and not self.order:
+            return {}
+        results = [e.value for e in self.exits] + [*(g.grads if g is not None else ())]
+        apart = {v for value in results for v in values_of(value) if type(v) is Value}
+        return same_values(tape or self.tape, given, apart if merges else (), computed=merges)
 
     def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
         """What a backward returns: the targets' gradients."""

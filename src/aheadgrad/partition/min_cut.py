@@ -5,11 +5,12 @@ backward: the values that it needs, the ops that run again for them, and the val
 A value is saved where the cut parts it from its op:
 
     source -> op      what running it again costs
-    op -> value       its bytes
+    op -> value       its bytes, and a little more if it would not be written to memory otherwise
     value -> op       for ever: who runs again needs its arguments
     value -> sink     for ever: the backward needs it
 
-An op that may not run again is the source itself. Inputs are there in any case and are left out.
+An op that may not run again is the source itself. Inputs are there in any case and are left out. What rests
+on no input (ranges, constants) is made again for nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +31,20 @@ _SOURCE, _SINK = 0, 1
 _WIDEST = 1 << 29  # flows have 32 bits
 _TRAFFIC = 0.01  # the bytes that a byte is worth that is read or written once more
 _REDUCED = 0.19  # ... by a reduction, which reads much to give little
+_WRITTEN = 0.25  # ... that is written only to be saved
 _ORDER = 1e-3  # what arithmetic at the end weighs more than at the beginning: it tells like layers apart
 
 
 @dataclass(frozen=True)
 class Rules:
     """Which ops may run again: of kinds up to `kind`; for a kernel that does not fuse with its neighbours
-    only if `for_kernels`; across so many ops that never do."""
+    only if `for_kernels`; across so many ops that never do. `fused`: neighbours become one kernel, which
+    writes only what others read."""
 
     kind: Kind = Kind.FUSES
     for_kernels: bool = False
     across: int = 1
+    fused: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +154,8 @@ class Network:
         for i, roots in self.makes.items():
             op = node(i) if i in self.again else _SOURCE
             for root in roots:
-                kept = root in self.table.outside or i not in self.table.again
-                edges.append((op, node(root), root.type.bytes if kept else np.inf, 0))
-            if i in self.again:
+                edges.append((op, node(root), self._width(i, root), 0))
+            if i in self.again and i not in self.table.constant:
                 moved = self.moved(i)
                 reduces = not self.rules.for_kernels and is_reduction(self.table.ops[i].target)
                 weight = _REDUCED if reduces else _TRAFFIC
@@ -162,6 +165,15 @@ class Network:
                 reads = self.table.reads(self.table.ops[i])
                 edges += [(node(root), op, np.inf, 0) for root in reads if root.op is not None]
         return _Edges(number, edges)
+
+    def _width(self, i: int, root: Value) -> float:
+        """What saving a value costs, in bytes."""
+        if i in self.table.constant and i in self.again:
+            return np.inf
+        if root not in self.table.outside and i in self.table.again:
+            return np.inf
+        more = _WRITTEN if self.rules.fused and root not in self.table.written else 0
+        return root.type.bytes * (1 + more)
 
     def solve(self, price: float = 0.0) -> Cut:
         """The minimal cut. `price`: the bytes that an operation is worth."""

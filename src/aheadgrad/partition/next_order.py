@@ -19,7 +19,7 @@ from aheadgrad.partition.choose import at_hand, kept_by_eager, walk_backward
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.partition.split import tangent_ports
 from aheadgrad.program.check import check
-from aheadgrad.program.cut import Cutter, same_views
+from aheadgrad.program.cut import Cutter
 from aheadgrad.program.program import Program
 from aheadgrad.program.shorter import shortened
 from aheadgrad.program.slots import opened
@@ -43,7 +43,7 @@ class HigherSplit:
 
 
 def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
-    cutter = level.cutter(same=same_views(level.tape, {s.value for s in given.tensors}))
+    cutter = level.cutter(same=level.same(given={s.value for s in given.tensors}))
     recorded, tape = level.recorded, level.tape
     tangents = tangent_ports(level.order - 1, (level.below[i] for i in recorded.component.exits), recorded)
     pool = [*given.tensors, *(SavedValue(p.value, p.name, "a tangent") for p in tangents)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aheadgrad.options import Options
 from aheadgrad.partition.budget import within
@@ -24,12 +24,14 @@ _NOT_RANDOM = Rules(Kind.MATRIX, for_kernels=True, across=1 << 30)
 @dataclass(frozen=True)
 class Demands:
     """`cuts`: values may be computed again; with `less` also such as kernels read; `budget` is the part of
-    what is saved otherwise that may be saved at most. `replays`: the backend can run random ops again."""
+    what is saved otherwise that may be saved at most. `replays`: the backend can run random ops again,
+    `fuses`: it makes one kernel of neighbours."""
 
     cuts: bool = False
     less: bool = False
     budget: float | None = None
     replays: bool = True
+    fuses: bool = False
 
 
 DEFAULT = Demands()
@@ -38,13 +40,14 @@ DEFAULT = Demands()
 def demands_of(options: Options) -> Demands:
     if options.partition != "min_cut":
         return DEFAULT
-    return Demands(True, options.memory == "less", options.memory_budget, replays=options.replays)
+    less, budget = options.memory == "less", options.memory_budget
+    return Demands(True, less, budget, replays=options.replays, fuses=options.fuses)
 
 
 def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
     """The values to save, each with the reason why it is not computed again."""
     rules = _LESS if demands.less else (_STRICT,)
-    candidates = [Network(table, r).solve() for r in rules]
+    candidates = [Network(table, replace(r, fused=demands.fuses)).solve() for r in rules]
     cut = candidates[0]
     if len(candidates) > 1:
         cut = min(candidates, key=lambda found: (simulated_peak(table, found), found.bytes))

@@ -17,7 +17,7 @@ from aheadgrad.partition.plan import DEFAULT, demands_of
 from aheadgrad.partition.saved import SavedSet, SavedValue, Split
 from aheadgrad.partition.table import Table
 from aheadgrad.program.check import check
-from aheadgrad.program.cut import Sizes, same_views
+from aheadgrad.program.cut import Sizes
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Between, Slot, Tangent, opened
 from aheadgrad.program.tape import Tape
@@ -55,7 +55,7 @@ def table_of(joint: Joint, gradients: Gradients, *, plain: bool = False) -> Tabl
     leaving = [v for e in joint.leaving for v in values_of(e.value)]
     changed = joint.changed if plain else joint.changed | joint.reshaped
     return make_table(
-        joint.cutter(),
+        joint.cutter(same=joint.same(gradients)),
         joint.ports(),
         leaving,
         gradients,
@@ -80,7 +80,8 @@ def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Progra
     ports = joint.ports()
     if inference:  # as every backend of PyTorch knows them, and from 0 on
         ports = [replace(port, name=f"arg{i}_1") for i, port in enumerate(ports)]
-    return check(joint.cutter().cut(role, ports, outputs, {"forward"}, joint.writes))
+    same = joint.same(given={s.value for s in saved.tensors})
+    return check(joint.cutter(same=same).cut(role, ports, outputs, {"forward"}, joint.writes))
 
 
 def tangent_ports(order: int, slots: Iterable[Slot], gradients: Gradients) -> list[Port]:
@@ -110,7 +111,7 @@ def backward_program(
     ports += [Port(Tangent(Between(k)), v, f"handed_{k + 1}") for k, v in enumerate(handed)]
     outputs = opened(level.gradient_outputs(gradients))
     late = level.computes_again
-    same = same_views(tape or level.tape, {s.value for s in saved.tensors}) if level.order else None
+    same = level.same(gradients, {s.value for s in saved.tensors}, tape)
     try:
         return check(
             level.cutter(tape, sizes, same).cut("backward", ports, outputs, {gradients.phase}, late=late)

@@ -122,6 +122,16 @@ class Table:
         return found
 
     @cached_property
+    def written(self) -> set[Value]:
+        """The roots that the forward writes to memory even where neighbours are fused into one kernel."""
+        found: set[Value] = set()
+        for i, (op, kind) in enumerate(zip(self.ops, self.kinds, strict=True)):
+            if kind > Kind.FUSES and i in self.ahead:
+                found.update(op.values)
+                found.update(self.reads(op))
+        return found
+
+    @cached_property
     def tangents(self) -> set[Value]:
         return {v for t in self.gradients.tangents if t is not None for v in values_of(t)}
 

@@ -152,29 +152,6 @@ class Cutter:
         return found
 
 
-def same_views(tape: Tape, given: set[Value]) -> dict[Value, Value]:
-    """Views taken more than once count as one: functionalization takes them again at will.
-
-    They become the one in `given` (values that a program is given), or the first.
-    """
-    views: dict[Any, list[Value]] = {}
-    first: dict[Value, Value] = {}
-    for op in tape.ops:
-        if type(op.out) is not Value or op.viewed is None:
-            continue
-        of = tape.source(op.viewed)
-        key = (op.target, first.get(of, of).number, repr(op.args[1:]), repr(op.kwargs))
-        same = views.setdefault(key, [])
-        same.append(op.out)
-        first[op.out] = same[0]
-    found: dict[Value, Value] = {}
-    for same in views.values():
-        if len(same) > 1:
-            one = next((v for v in same if v in given), same[0])
-            found.update((v, one) for v in same if v is not one)
-    return found
-
-
 def tells(port: Port, role: str) -> bool:
     """May sizes be read off this input? The forward of a joint graph must not read them off tangents."""
     tangent = isinstance(port.slot, Tangent) and role == "joint"

@@ -27,8 +27,8 @@ class Program:
     outputs: tuple[tuple[Slot, Any], ...]
     naming: Naming = field(default_factory=Naming, repr=False)
     parts_first: bool = False
-    made: fx.GraphModule | None = field(default=None, repr=False)
     unbatched: bool = False
+    made: fx.GraphModule | None = field(default=None, repr=False)
 
     @cached_property
     def signature(self) -> Signature:

@@ -169,10 +169,11 @@ class Components:
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
     def find(
-        self, *, one_node: bool, cut: bool, join: bool, views: Sequence[GrownView] = ()
+        self, *, one_node: bool, cut: int, join: bool, views: Sequence[GrownView] = ()
     ) -> list[Component]:
-        """`cut`: outputs that others were computed from are in components of their own. `join`: outputs whose
-        history holds nothing that a backward frees go with others that lead to the same inputs.
+        """`cut`: outputs that others were computed from are in components of their own, unless more than so
+        many follow upon each other. `join`: outputs whose history holds nothing that a backward frees go with
+        others that lead to the same inputs.
 
         So are inputs that are changed, unless something else needs them both as they were and as they are.
         """
@@ -188,7 +189,7 @@ class Components:
             del self.exits[own:]
             self.views.clear()
 
-    def _find(self, *, one_node: bool, cut: bool, join: bool, views: Sequence[GrownView]) -> list[Component]:
+    def _find(self, *, one_node: bool, cut: int, join: bool, views: Sequence[GrownView]) -> list[Component]:
         exits = self.exits
         differentiable = [i for i, e in enumerate(exits) if e.differentiable]
         unreachable = [] if one_node else [i for i in differentiable if exits[i].unreachable]
@@ -196,7 +197,7 @@ class Components:
         walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
         levels: dict[int, int] = {}
         components = []
-        if cut and not one_node:
+        if not one_node and max(_levels(exits, walks).values(), default=0) < cut:
             self._use_views(views, walks)
             levels = _levels(exits, walks)
         if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from aheadgrad.facts.facts import Geometry
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Buffer, Parameter, Slot
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import NodeBase, version
+from aheadgrad.torchlayer.dynamo import is_static
 from aheadgrad.torchlayer.subclasses import Form
 
 
@@ -51,6 +52,11 @@ class Entrance:
     @property
     def is_leaf(self) -> bool:
         return self.history is None
+
+    @property
+    def is_static(self) -> bool:
+        """Does it stay where it is from call to call?"""
+        return is_static(self.real) or isinstance(self.slot, Parameter | Buffer)
 
 
 @dataclass(eq=False)

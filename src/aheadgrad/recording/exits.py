@@ -140,20 +140,23 @@ def inner_leaves(facts: Facts, aliases: Aliases, outputs: list[Any]) -> list[Any
     return found
 
 
-def kept_inside(session: Session, facts: Facts, *, keep: bool) -> frozenset[int]:
-    """Inputs whose update the graph makes itself: those that autograd need not see.
+def kept_inside(session: Session, facts: Facts, *, keep: bool, any_input: bool) -> frozenset[int]:
+    """Inputs whose update the graph makes itself: those that autograd need not see. If not `any_input`, those
+    that stay where they are from call to call: buffers.
 
     The graph knows nothing of tensor subclasses, which are updated as wholes.
     """
-    plain = {i for i, e in enumerate(session.entrances) if e.form is None}
+    plain = {i for i, e in enumerate(session.entrances) if e.form is None and (any_input or e.is_static)}
     return frozenset(f.index for f in facts.inputs if keep and f.index in plain and _can_stay(f))
 
 
 def _can_stay(fact: InputFacts) -> bool:
     if fact.index < 0 or fact.history_changed or fact.history_dropped:
         return False
-    if fact.final_bytes is not None:
-        return False  # emptied at the very end, after its update
+    if fact.final_bytes is not None or fact.old_memory_changed:
+        return (
+            False  # emptied at the very end, after its update; or something is to be done to its old memory
+        )
     if fact.storage_changed:
         return True
     return fact.data_changed and fact.geometry is None

@@ -244,7 +244,9 @@ def explained(error: Exception) -> Exception:
         if text in str(error):
             return FallbackError(reason)
     if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
-        return FallbackError("a function given to a control-flow operator closes over a tensor")
+        return FallbackError(
+            "an nn.Parameter is made inside, or a function for a control-flow operator closes over a tensor"
+        )
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)
     if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")

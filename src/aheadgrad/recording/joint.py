@@ -67,7 +67,7 @@ class Joint:
         targets: list[Target],
         *,
         one_node: bool,
-        cut: bool = False,
+        cut: int = 0,
         join: bool = False,
         views: Sequence[GrownView] = (),
     ) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.joint import level as values
-from aheadgrad.program.slots import Buffer, Parameter, Slot
+from aheadgrad.program.slots import Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
@@ -19,7 +19,6 @@ from aheadgrad.recording.lower import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.dynamo import is_static
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
@@ -36,7 +35,7 @@ def lower(recording: Recording) -> values.Joint:
             e.leaf.requires_grad,
             low.memory(functional.storage_key(e.seen)),
             None if (item := session.items.get(id(e.real))) is None else as_number(item),
-            is_static(e.real) or isinstance(e.slot, Parameter | Buffer),
+            e.is_static,
         )
         for e in session.entrances
     )

@@ -44,6 +44,8 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
 from aheadgrad.torchlayer.subclasses import inside, is_plain, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic, symbolic_numbers
 
+_PIECES = 4  # a backward that computes again is not cut into more: a model may return what each layer makes
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -121,7 +123,9 @@ class Recording:
     def differentiate(self) -> None:
         """Finds the components, and records the backward of each for the tangents that are expected."""
         session, options = self.session, self.options
-        cut = options.partition == "default" and not session.hooked
+        cut = 0 if callable(options.partition) or session.hooked else options.pieces
+        if options.partition == "min_cut":
+            cut = min(cut, _PIECES)
         views = grown_views(self.facts, self.forward.outputs, self.exits) if cut else []
         targets = _targets(self.forward, self.facts, self.aliases)
         self.joint = Joint(session, self.exits, targets, one_node=options.one_node, cut=cut, views=views)
@@ -209,7 +213,9 @@ def describe(plan: Plan, forward: Forward, options: Options) -> Recording:
         after = forward.grad_mode_after if changed else None
         outputs = taken_through(aliases.outputs, forward.outputs)
         facts = Facts(tuple(inputs), tuple(outputs), tuple(aliases.roots), after)
-        kept = kept_inside(session, facts, keep=options.keep_inference_input_mutations)
+        kept = kept_inside(
+            session, facts, keep=options.keep_inference_input_mutations, any_input=options.one_node
+        )
         exits = make_exits(forward, facts, aliases, kept)
         if plan.call.forward_only:
             exits = [replace(e, differentiable=False) for e in exits]

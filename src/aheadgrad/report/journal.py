@@ -44,6 +44,7 @@ class Journal:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+        LOG.info(text)
 
     def __str__(self) -> str:
         lines = [f"  {name:<16} {seconds * 1e3:8.2f} ms" for name, seconds in self.times.items()]

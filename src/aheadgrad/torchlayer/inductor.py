@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 import platform
 import shutil
 import sys
@@ -18,16 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
+_DIVIDES = ("div", "floor_divide", "fmod", "remainder")
+_LOG = logging.getLogger("aheadgrad")
 
 
 @functools.cache
@@ -83,7 +88,23 @@ def _configured(mode: str, *, for_cpu: bool) -> Iterator[None]:
         settings["post_grad_custom_pre_pass"] = _simplify()
     if for_cpu and config.cpp.vec_isa_ok is None and _all_instructions_work():
         settings["cpp.vec_isa_ok"] = True
-    with config.patch(settings):
+    with config.patch(settings), _mended():
+        yield
+
+
+@contextmanager
+def _mended() -> Iterator[None]:
+    """Inductor 2.13 forgets, when it makes loops of a kernel alike, that a buffer was changed in place: what
+    reads it may then run before the change."""
+    from torch._inductor.scheduler import SchedulerNode
+
+    original = SchedulerNode.recompute_size_and_body
+
+    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
+    with patch.object(SchedulerNode, "recompute_size_and_body", recompute):
         yield
 
 
@@ -105,11 +126,24 @@ def _simplify() -> Any:
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
             joint_graph_passes(module, *given)
+            _divide_as_eager(module.graph)
 
         def uuid(self) -> str:
-            return "aheadgrad: joint graph passes"
+            return "aheadgrad: joint graph passes, divisions as eager's"
 
     return Simplify()
+
+
+def _divide_as_eager(graph: fx.Graph) -> None:
+    """On a CPU whole quotients and remainders are eager's own: Inductor's are others where something is not
+    finite or large, and end the process where a quotient of integers is too large."""
+    for node in graph.nodes:
+        target, val = node.target, node.meta.get("val")
+        if isinstance(target, OpOverload) and isinstance(val, Tensor) and val.device.type == "cpu":
+            name = target.name().removeprefix("aten::").partition(".")[0]
+            whole = name in _DIVIDES and (name != "div" or bool(node.kwargs.get("rounding_mode")))
+            if whole and (isinstance(node.args[1], fx.Node) or val.is_floating_point()):
+                node.meta["should_fallback"] = True
 
 
 @functools.cache
@@ -190,6 +224,7 @@ def compile_graph(
 
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(visible)
+    written = [i for i, node in enumerate(module.graph.find_nodes(op="placeholder")) if _is_written(node)]
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
@@ -204,7 +239,24 @@ def compile_graph(
             **family.arguments(),
         )
     strides = context.output_strides
-    return made, tuple(strides) if strides else None
+    return _moving_versions(made, written) if written else made, tuple(strides) if strides else None
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(is_mutable(user.target) and user.args[0] is node for user in node.users)
+
+
+def _moving_versions(run: Callable[[list[Any]], Any], written: Sequence[int]) -> Callable[[list[Any]], Any]:
+    """Version counters of inputs that a program writes to move by one, as with an op; kernels move none."""
+
+    def call(args: list[Any]) -> Any:
+        changed = [t for t in map(args.__getitem__, written) if not t.is_inference()]
+        versions = [t._version + 1 for t in changed]
+        results = run(args)
+        torch._C._autograd._unsafe_set_version_counter(tuple(changed), tuple(versions))
+        return results
+
+    return call
 
 
 def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
@@ -214,10 +266,12 @@ def _fakes(module: fx.GraphModule) -> Iterator[Tensor]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without what surrounds the call: autocast, grad mode, inference mode. And without warnings about what
-    Inductor does with torch and Python."""
+    """Without what surrounds the call: autocast, grad mode, inference mode. And without Inductor's warnings,
+    which nobody asked for who did not ask for Inductor: they are logged."""
     with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-        with warnings.catch_warnings():
-            for kind in (DeprecationWarning, FutureWarning, ResourceWarning):
-                warnings.simplefilter("ignore", kind)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
             yield
+    for warning in seen:
+        if not issubclass(warning.category, DeprecationWarning | FutureWarning | ResourceWarning):
+            _LOG.info("Inductor: %s", warning.message)

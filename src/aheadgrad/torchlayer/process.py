@@ -41,7 +41,8 @@ def memory_of(t: Tensor) -> int:
 def versions() -> Iterator[tuple[str, str]]:
     yield "Python", platform.python_version()
     yield "torch", f"{torch.__version__} {torch.version.git_version}"
-    yield "numpy", str(getattr(sys.modules.get("numpy"), "__version__", ""))
+    for name in ("numpy", "opt_einsum"):
+        yield name, str(getattr(sys.modules.get(name), "__version__", ""))
 
 
 def devices(kinds: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -74,6 +75,7 @@ def switches() -> Iterator[tuple[str, str]]:
         f"{backends.cuda.matmul.allow_tf32} {backends.cuda.matmul.allow_fp16_reduced_precision_reduction}",
     )
     yield "oneDNN", str(torch._C._get_mkldnn_enabled())
+    yield "numpy's errors", str(sys.modules["numpy"].geterr() if "numpy" in sys.modules else "")
     yield "anomaly mode", str(torch.is_anomaly_enabled())
     yield "devices", f"{torch.cuda.is_available()} {torch.accelerator.device_count()}"
 

@@ -89,6 +89,12 @@ def sizes_in(t: Any) -> set[Any]:
     return found
 
 
+def as_tensor(number: Any) -> Tensor:
+    """A symbolic number as a tensor that holds it."""
+    kind = torch.float64 if isinstance(number, torch.SymFloat) else torch.int64
+    return torch.scalar_tensor(number, dtype=torch.bool if isinstance(number, torch.SymBool) else kind)
+
+
 def decides_sizes(func: Any) -> bool:
     """Has the op results whose sizes depend on values?"""
     return isinstance(func, OpOverload) and torch.Tag.dynamic_output_shape in func.tags
