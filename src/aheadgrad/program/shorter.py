@@ -87,7 +87,7 @@ class _Shorter:
         return type(value), value.expr if type(value) is Number else repr(value)
 
     def _is_near(self, op: Op, at: int) -> bool:
-        """Is it worth keeping for so long? Views take no memory, sums little, and what is gone by then would."""
+        """Is it worth keeping for so long? Views take no memory, sums little; what is gone by then would."""
         if is_view_op(op.target) or len(self.ops) - at <= _NEAR:
             return True
         made, given = (sum(v.type.bytes for v in values) for values in (op.values, op.uses))
