@@ -177,15 +177,27 @@ SEEN: dict[str, str] = {
             return x * len(named.__name__)
     """,
     "a derivative of a custom op": """
-        @torch.library.custom_op("kept_by_a_test::twice", mutates_args=())
-        def twice(x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-        twice.register_fake(lambda x: torch.empty_like(x))
-        twice.register_autograd(lambda ctx, g: g * V)
+        torch.library.register_autograd("kept_by_a_test::twice", lambda ctx, g: g * V)
         def f(x):
             return torch.ops.kept_by_a_test.twice(x)
     """,
 }
+
+
+SIZE = [3]
+
+
+@torch.library.custom_op("kept_by_a_test::twice", mutates_args=())
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@torch.library.custom_op("kept_by_a_test::by_dynamo", mutates_args=())
+def by_dynamo(x: Tensor) -> Tensor:
+    return x.new_full((SIZE[0],), 2.0)
+
+
+twice.register_fake(torch.empty_like)
 
 
 @pytest.fixture
@@ -335,16 +347,15 @@ def test_a_file_that_was_edited_is_proven_again(process: Process) -> None:
 @pytest.mark.parametrize("kind", ["derivative", "fake"])
 def test_custom_ops_in_graphs_of_dynamo(kind: str, process: Process) -> None:
     def started(factor: float) -> tuple[Any, Any]:
+        SIZE[0] = int(factor) if kind == "fake" else 3
         source = f"""
             import torch
 
-            @torch.library.custom_op("kept_by_a_test::by_dynamo", mutates_args=())
-            def op(x: torch.Tensor) -> torch.Tensor:
-                return x.new_full((int({factor if kind == "fake" else 3}),), 2.0)
-
-            op.register_fake(lambda x: x.new_empty(int({factor if kind == "fake" else 3})))
             FACTOR = {factor}
-            op.register_autograd(lambda ctx, g: g.sum() * FACTOR * torch.ones(3))
+            torch.library.register_fake("kept_by_a_test::by_dynamo", lambda x: x.new_empty({SIZE[0]}))
+            torch.library.register_autograd(
+                "kept_by_a_test::by_dynamo", lambda ctx, g: g.sum() * FACTOR * torch.ones(3)
+            )
 
             def f(x):
                 return torch.ops.kept_by_a_test.by_dynamo(x) * 1.0

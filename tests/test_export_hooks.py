@@ -233,6 +233,17 @@ def test_hooks_with_a_loss(partition: Any) -> None:
         torch.testing.assert_close(exported.parameters[name].grad, p.grad, rtol=0, atol=0)
 
 
+def test_gradients_that_a_loss_depends_on_are_refused() -> None:
+    w = weight(grad=1.0)
+
+    def loss(x: Tensor) -> Tensor:
+        assert w.grad is not None
+        return (w * x * w.grad).sum()
+
+    with pytest.raises(CaptureError, match=r"asks for w\.grad, which is no part"):
+        export(loss, (torch.ones(2),), loss=0)
+
+
 def test_hooks_on_what_an_export_holds() -> None:
     model, x = Net(), torch.ones(3, 2)
     exported = export(model, (x,), loss=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -133,7 +134,22 @@ def in_defaults() -> Step:
     return step
 
 
+class Trains(nn.Module):
+    """With all that it needs on itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.seen = [torch.zeros(())]
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen[0] = self.seen[0] + x.sum()
+        return trains(self.net, self.optimizer, lambda: self.seen[0] * 1)(x)
+
+
 FOLLOWED = [
+    Trains,
     numbers,
     rates_that_are_replaced,
     an_optimizer_made_inside,
@@ -176,6 +192,16 @@ def counts_in_a_slot() -> Step:
     return step
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = Slotted()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.held.n += 1
+        return x * self.held.n
+
+
 def counts_in_a_class() -> Step:
     class Holds:
         n = 0
@@ -208,6 +234,11 @@ def makes_an_attribute() -> Step:
 
 def draws() -> Step:
     return lambda x: x * random.random()
+
+
+def takes_its_own_batches() -> Step:
+    batches = iter([torch.ones(3), torch.zeros(3)])
+    return lambda x: x * next(batches)
 
 
 def has_two_names() -> Step:
@@ -246,10 +277,12 @@ def hides_it_deep() -> Step:
 
 REFUSED = {
     counts_in_a_slot: "changes held.n",
+    Counts: "changes held.n",
     counts_in_a_class: r"changes .*Holds\.n",
     counts_on_itself: r"changes .*step\.n",
-    makes_an_attribute: r"makes held\.n",
+    makes_an_attribute: r"changes held\.n",
     draws: "random numbers of Python",
+    takes_its_own_batches: "takes the next part of batches",
     has_two_names: "something else than held",
     leaves_eval_mode: r"changes net\.training",
     hides_it_deep: r"leaves a gradient in a tensor of size \(4, 3\)",
@@ -273,6 +306,15 @@ def test_a_flag_that_is_set_once() -> None:
             self.ready = True
             return x * 2
 
+    class Sized:
+        @functools.cached_property
+        def two(self) -> float:
+            return 2.0
+
+    held = Sized()
+    exported = export(lambda x: x * held.two, (torch.ones(2),))
+    torch.testing.assert_close(exported.run(torch.ones(2)), torch.full((2,), 2.0))
+    assert not vars(held)
     module = Once()
     torch.testing.assert_close(export(module, (torch.ones(2),)).run(torch.ones(2)), torch.full((2,), 2.0))
     assert not module.ready

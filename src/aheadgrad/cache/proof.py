@@ -14,6 +14,7 @@ and that no item leads to leaves the recording unproven.
 
 from __future__ import annotations
 
+import re
 import sys
 from _abc import _get_dump
 from abc import ABCMeta
@@ -41,6 +42,13 @@ _UNKNOWN = {"_version", "grad_fn", "_cdata", "__hash__", "__subclasses__", "__an
 _IGNORED = {"__dict__", "__weakref__", "__module__", "__annotations__", "__slots__", "_abc_impl"}
 _IGNORED |= {"__builtins__", "__cached__", "__file__", "__firstlineno__", "__static_attributes__"}
 _OF_CLASSES = (FunctionType, property, staticmethod, classmethod, *DESCRIPTORS)  # what classes are made of
+_WORD = re.compile(r"\w+")
+_IMPLICIT = {
+    "__match_args__",
+    "_fields",
+    "_field_defaults",
+    "__dataclass_fields__",
+}  # read without their names
 _BY_NAME = {"getattr", "vars", "__dict__", "__getattribute__", "attrgetter", "hasattr", "dir", "getmembers"}
 
 
@@ -76,9 +84,14 @@ def prove(witness: Witness, teller: Teller) -> Proof:
 
 
 def _mentioned(code: CodeType) -> Iterator[str]:
-    """The names in some code, also those that it may give to `getattr`."""
+    """The names in some code, also those that it may give to `getattr`, `str.format` or a pattern."""
     yield from code.co_names
-    yield from (value for value in code.co_consts if type(value) is str)
+    for value in code.co_consts:
+        if type(value) is str:
+            yield value
+            yield from _WORD.findall(value) if "{" in value else ()
+        elif type(value) is tuple:
+            yield from (part for part in value if type(part) is str)
 
 
 def differs(proof: Proof, teller: Teller) -> str:
@@ -165,7 +178,8 @@ class _Facts:
             by_name = self._any_name and not safe and isinstance(value, _DATA) and key not in _IGNORED
             if key in self.names or by_name or (key == "__getattr__" and not safe):
                 found.append(f"{key}: {self._told(value, f'{name}.{key}')}")
-        return f"module {name} {found}"
+        names = sorted(vars(module).keys() - _IGNORED) if self._any_name and not safe else ""
+        return f"module {name} {found} {names}"
 
     def classes(self, known: Mapping[str, str]) -> dict[str, str]:
         """All classes that were told so far, and those that these lead to."""
@@ -183,7 +197,11 @@ class _Facts:
                 continue
             if standard and isinstance(member, _OF_CLASSES):
                 found += _if_changed(member, f"{kind.__qualname__}.{key}", self.teller)
-            elif key in self.names or (self._any_name if isinstance(member, _DATA) else not standard):
+            elif (
+                key in self.names
+                or (key in _IMPLICIT and not standard)
+                or (self._any_name if isinstance(member, _DATA) else not standard)
+            ):
                 found.append(f"{key}: {self._told(member, f'{name}.{key}')}")
         if "__name__" in self.names:
             found.append(kind.__name__)
@@ -202,6 +220,9 @@ class _Facts:
         if value is _ABSENT:
             return f"{module}.{path} is not there"
         return f"{module}.{path} has changed{_file(value)}"
+
+
+_PATCHED: tuple[Any, ...] = (torch, nn.functional, Tensor, nn.Parameter, nn.Module, torch.autograd.Function)
 
 
 def _file(value: Any) -> str:
@@ -270,7 +291,7 @@ def _if_changed(member: Any, name: str, teller: Teller) -> Iterator[str]:
 
 def patches(teller: Teller) -> Iterator[tuple[str, str]]:
     """What somebody has put in the place of torch's functions and kernels."""
-    for where in (torch, nn.functional, Tensor, nn.Module):
+    for where in _PATCHED:
         others = []
         for name, value in vars(where).items():
             if isinstance(value, FunctionType) and not whose(value.__code__.co_filename):

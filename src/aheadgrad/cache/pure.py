@@ -62,7 +62,8 @@ _INSIDE = re.compile(
     r"utils/(_python_dispatch|_stats|checkpoint))"
 )
 _WITH_CALLBACKS = re.compile(
-    r"builtins\.(sorted|max|min|sum|any|all|map|filter)>|_functools\.reduce|'sort' of"
+    r"builtins\.(sorted|max|min|sum|any|all|repr|ascii|format|print|round|abs|divmod|pow)>|"
+    r"_functools\.reduce|'(sort|format|format_map|join)' of"
 )
 
 

@@ -202,7 +202,9 @@ class Teller:
         if owner:
             return f"{owner} {f.__module__}.{f.__qualname__}:{code.co_firstlineno} ({held})"
         self.codes.update(dict.fromkeys(map(code_digest, codes_in(code)), f.__globals__))
-        given = self._parts([f.__defaults__, f.__kwdefaults__, f.__dict__, f.__name__, f.__doc__])
+        given = self._parts(
+            [f.__defaults__, f.__kwdefaults__, f.__dict__, f.__name__, f.__module__, f.__doc__]
+        )
         return f"function {code_digest(code)} ({held}) {given}"
 
     def _builtin(self, f: Any) -> str:

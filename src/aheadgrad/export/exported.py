@@ -25,9 +25,9 @@ from aheadgrad.torchlayer.dispatch import is_random
 class Exported:
     """What `aheadgrad.export` gives.
 
-    There are two `stages` where the first call differs from later ones (an optimizer makes its state then),
-    and one otherwise; `program`, `signature` and the like are of the last. `state` are the tensors that it
-    holds, by name: copies, which `run` updates.
+    There are several `stages` where calls find other state than the one before (an optimizer makes its own at
+    its first step), and one otherwise; `program`, `signature` and the like are of the last. `state`
+    are the tensors that it holds, by name: copies, which `run` updates.
     """
 
     stages: tuple[Stage, ...]

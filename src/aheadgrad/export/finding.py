@@ -26,6 +26,7 @@ _DEEP = 4  # containers and objects inside of each other
 _WIDE = 256  # parts of one; what is not found by name is found when it is used, and has a number
 _OPAQUE = (str, bytes, int, float, complex, type(None), ModuleType, BuiltinFunctionType)
 _CODE = (FunctionType, MethodType, partial, classmethod, staticmethod, property, type)
+_OF_MODULES = vars(nn.Module()).keys() - {*state.HOOKS}
 _OF_PYTHON = 1 << 9  # a class that was made by a class statement
 
 
@@ -90,6 +91,7 @@ class Finding:
         self.tensors: list[state.Place] = []
         self.plain: list[state.Place] = []
         self.owners: list[tuple[str, Tensor]] = []  # tensors that may have hooks and attributes
+        self.iterators: list[state.Place] = []
         self.keyed: list[dict[Any, Any]] = []  # dictionaries with tensors for keys
         self.tables: list[
             tuple[str, Any, frozenset[Any]]
@@ -98,7 +100,7 @@ class Finding:
         run = called(fn)
         names = state.State(run, [], [])
         for path, module in names.modules:
-            self._on_tensors(path, module)
+            self._in_module(path, module)
         for place in names.names:
             self.look(place, place.path, 0)
         if isinstance(run, MethodType) and not isinstance(run.__self__, nn.Module):
@@ -112,6 +114,8 @@ class Finding:
             self._on(value, path, depth)
         elif value is None or isinstance(value, SIMPLE):
             self.plain.append(type(place)(place.holder, place.key, path))
+        elif isinstance(value, Iterator) and not hasattr(value, "write"):
+            self.iterators.append(type(place)(place.holder, place.key, path))
         else:
             self.inside(value, path, depth)
 
@@ -127,7 +131,7 @@ class Finding:
         if isinstance(value, nn.Module):
             self.modules.append((path, value))
             for name, module in value.named_modules():
-                self._on_tensors(f"{path}.{name}".strip("."), module)
+                self._in_module(f"{path}.{name}".strip("."), module)
         elif isinstance(value, Optimizer):
             self.optimizers.append((path, value))
             for k, p in enumerate(p for group in value.param_groups for p in group["params"]):
@@ -173,15 +177,16 @@ class Finding:
             if not key.startswith("__") and not isinstance(value, _CODE):
                 self.look(Attribute(kind, key, path), f"{path}.{key}", depth + 1)
 
-    def _on_tensors(self, path: str, module: nn.Module) -> None:
-        own = (
-            module.named_parameters(recurse=False),
-            module.named_buffers(recurse=False),
-            vars(module).items(),
-        )
-        for name, t in chain(*own):
-            if isinstance(t, Tensor):
-                self._on(t, f"{path}.{name}".strip("."), 0)
+    def _in_module(self, path: str, module: nn.Module) -> None:
+        """What is on its tensors, in its hooks and in objects that are its attributes."""
+        tables = module.named_parameters(recurse=False), module.named_buffers(recurse=False)
+        own = ((key, value) for key, value in vars(module).items() if key not in _OF_MODULES)
+        for name, value in chain(*tables, own):
+            full = f"{path}.{name}".strip(".")
+            if isinstance(value, Tensor):
+                self._on(value, full, 0)
+            elif not isinstance(value, nn.Module | type):
+                self.inside(value, full, 1)
 
     def _on(self, t: Tensor, path: str, depth: int) -> None:
         """What is found on a tensor: its attributes, and what its hooks hold."""

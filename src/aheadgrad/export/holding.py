@@ -52,6 +52,22 @@ class Change:
     renewed: dict[str, Tensor]
 
 
+class Passed:
+    """In the place of an iterator, of which each call of the function would take another part."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise CaptureError(
+            f"The function takes the next part of {self._path}, which an export cannot repeat. Pass that "
+            "part as an argument."
+        )
+
+
 class Holding:
     """What one function holds.
 
@@ -68,11 +84,14 @@ class Holding:
         self.owners = self.tensors  # what may have a gradient, hooks and attributes
         self.start()
         self._plain = finding.plain
+        self._iterators = [(place, Passed(place.path)) for place in finding.iterators]
+        self.stand_ins = {id(p): place.get() for place, p in self._iterators}  # what they stand for, by id
         self._keyed, self._tables = finding.keyed, finding.tables
         self._first = [(place, place.get()) for place in self._plain]
         self._given: list[tuple[state.Place, Any]] = []  # tensors, as the function finds them
         self._read: list[tuple[state.Place, Any]] = []  # plain values, in the same way
         self._before: dict[str, Tensor] = {}  # what may be there or not, as the function finds it
+        self._new: dict[tuple[int, Any], tuple[Any, Any]] = {}  # attributes that the first call makes
         self._own: dict[int, frozenset[str]] = {}  # the attributes of traced tensors that are not the user's
         self.replaced: dict[int, str] = {}  # by id of a tensor: the place that it lost to another for good
 
@@ -112,6 +131,9 @@ class Holding:
         with state.swapped(self.places, see), ExitStack() as stack:
             self._given = [(place, place.get()) for place in self.places]
             self._read = [(place, place.get()) for place in self._plain]
+            for place, passed in self._iterators:
+                stack.callback(place.put, place.get())
+                place.put(passed)
             for one in self.optimizers:
                 stack.enter_context(one.swapped(see))
             for h in self.owners:
@@ -142,9 +164,7 @@ class Holding:
                 raise leaves_tensor(place.path)
             if now is not value and (type(now) is not type(value) or now != value):
                 raise state.changed(place.path)
-        for path, table, known in self._tables:
-            for key in [key for key in table if key not in known]:
-                raise leaves(f"{path}.{key}", table.pop(key) if isinstance(table, dict) else None)
+        self._check_attributes(strict=strict)
         found = [(place, t, place.get()) for place, t in given if place.get() is not t]
         _check_names(given, found)
         self.replaced = {id(t): place.path for place, t, now in found if not _is_update(place, t, now)}
@@ -152,6 +172,19 @@ class Holding:
         for place, t, _ in found:
             place.put(t)
         return [(t, now) for _, t, now in found]
+
+    def _check_attributes(self, *, strict: bool) -> None:
+        """New ones are no tensors; those that the first call makes (`cached_property`) stay as they are."""
+        for path, table, known in self._tables:
+            for key in [key for key in table if key not in known]:
+                if isinstance(table[key], Tensor):
+                    table.pop(key)
+                    raise leaves_tensor(f"{path}.{key}")
+                made = table, freeze(table[key])
+                known_as = self._new.get((id(table), key), (None, None))
+                self._new[id(table), key] = made
+                if strict and known_as[1] != made[1]:
+                    raise state.changed(f"{path}.{key}")
 
     @contextmanager
     def watching_hooks(self) -> Iterator[None]:
@@ -218,6 +251,10 @@ class Holding:
         """Plain values as they were before anything was recorded."""
         for place, value in self._first:
             place.put(value)
+        for (_, key), (table, _) in self._new.items():
+            if isinstance(table, dict):
+                table.pop(key, None)
+        self._new.clear()
 
 
 def grad_of(t: Tensor) -> Tensor | None:
@@ -273,15 +310,6 @@ def _check_names(given: list[tuple[state.Place, Any]], found: list[tuple[state.P
         for other, same in given:
             if same is t and now.get(id(other)) is not value:
                 raise _puts(place.path, other.path)
-
-
-def leaves(path: str, value: Any) -> CaptureError:
-    """What a function has made, and did not find."""
-    if isinstance(value, Tensor):
-        return leaves_tensor(path)
-    return CaptureError(
-        f"The function makes {path}, and may find it at the next call. Set it before you export."
-    )
 
 
 def leaves_tensor(path: str) -> CaptureError:

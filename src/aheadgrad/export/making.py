@@ -131,6 +131,12 @@ class _Making:
             looked_at = {h.name for s in stages or () for h in s.signature.held if h.kind == "gradient"}
             if stages is not None and looked_at <= self.recorder.kept:
                 break
+            if self.wants:
+                raise CaptureError(
+                    f"The function asks for {', '.join(sorted(looked_at or self.gradients))}, which is no "
+                    "part of an export of gradients (loss=, tangents=, partition=). Export a function that "
+                    "calls backward()."
+                )
             kept = self.gradients if everything or stages is None else looked_at
             self.recorder.start(frozenset(kept))
             self.constants, self.tensors = Constants(), {}

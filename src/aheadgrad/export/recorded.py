@@ -197,7 +197,7 @@ class Recorder:
             moved = holding.settle(see, strict=settled)
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
-            now = holding.state.look(originals)
+            now = holding.state.look({**originals, **holding.stand_ins})
             if now.found != look.found and settled:
                 known = {id(h.tensor) for h in tensors}
                 for t in now.tensors:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import platform
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,7 @@ def switches() -> Iterator[tuple[str, str]]:
     )
     yield "oneDNN", str(torch._C._get_mkldnn_enabled())
     yield "numpy's errors", str(sys.modules["numpy"].geterr() if "numpy" in sys.modules else "")
+    yield "warnings that are raised", str([one for one in warnings.filters if one[0] == "error"])
     yield "anomaly mode", str(torch.is_anomaly_enabled())
     yield "devices", f"{torch.cuda.is_available()} {torch.accelerator.device_count()}"
 
