@@ -11,7 +11,7 @@ from typing import Any
 
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Between, Gradient, Saved, Slot
-from aheadgrad.program.values import Op, Value
+from aheadgrad.program.values import Op, Value, numbers_in
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 
 _SEVERAL = 4
@@ -33,7 +33,8 @@ def ops_below(program: Program) -> tuple[set[Op], set[Op]]:
     late = _late(program, {v for views, root in unknown for v in (*views, root)})
     early = {makers[v] for views, root in unknown if root not in makers for v in views} - late
     below = {op for op in ops if op not in late and op not in early}
-    if any(makers[v] in below for views, _ in unknown for v in views):
+    sized = any(True for op in early for _ in numbers_in(op.args))  # which may be read off what comes later
+    if sized or any(makers[v] in below for views, _ in unknown for v in views):
         return set(), set()
     return below, early
 
