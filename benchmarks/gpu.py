@@ -142,19 +142,20 @@ def about() -> dict[str, str]:
 def text(results: dict[str, Any]) -> str:
     """As a table in Markdown; ratios are to torch.compile, or to eager where that does not take part."""
     lines = [" · ".join(f"{k} {v}" for k, v in results["about"].items()), ""]
-    lines += ["| row | contender | step ms | ratio | peak GiB | ratio | cold s | ratio | loss |"]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    lines += ["| row | contender | step ms | ratio | peak GiB | ratio | cold s | ratio | loss | measured |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|---|"]
     for name, row in results["rows"].items():
         base = next((row[k] for k in ("torch", "eager") if "step_ms" in row.get(k, {})), None)
         for contender, found in row.items():
             if "error" in found:
-                lines.append(f"| {name} | {contender} | {found['error']} |" + " |" * 6)
+                lines.append(f"| {name} | {contender} | {found['error']} |" + " |" * 7)
                 continue
             cells = []
             for key in ("step_ms", "peak_gib", "cold_s"):
                 ratio = "" if base is None or not base[key] else f"{found[key] / base[key]:.2f}"
                 cells += [f"{found[key]:.3f}", ratio]
-            lines.append(f"| {name} | {contender} | {' | '.join(cells)} | {found['loss']:.5f} |")
+            told = [*cells, f"{found['loss']:.5f}", found["date"]]
+            lines.append(f"| {name} | {contender} | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -185,7 +186,7 @@ def main() -> int:
                 print(f"no time left for {name}, {contender}", flush=True)
                 continue
             found = _in_a_process(name, contender, args.steps, min(left, args.each))
-            results["rows"].setdefault(name, {})[contender] = found
+            results["rows"].setdefault(name, {})[contender] = {**found, "date": results["about"]["date"]}
             print(name, contender, found, flush=True)
             stored.write_text(json.dumps(results, indent=1) + "\n")
             stored.with_suffix(".md").write_text(text(results))

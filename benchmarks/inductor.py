@@ -1,8 +1,9 @@
 """Inductor behind aheadgrad and behind torch.compile, on a CPU: the first step, cold and warm, and steps.
 
 The first step is taken in processes of their own, after all is imported: once with an empty cache, and once
-more with what that left behind. Steps take turns in one process. The models are without dropout: we draw the
-random numbers of eager, and torch.compile draws others.
+more with what that left behind; also with `cache=True`, which keeps what was recorded, too. Steps take turns
+in one process. The models are without dropout: we draw the random numbers of eager, and torch.compile draws
+others.
 """
 
 import json
@@ -19,7 +20,7 @@ from torch import nn
 
 import aheadgrad
 
-from .measure import COMPILED, EAGER, OURS, TRACING, Bar, Row, in_turns
+from .measure import COMPILED, EAGER, KEPT, KEPT_TRACING, OURS, TRACING, Bar, Row, in_turns
 from .models import Case, convolution_net, gpt
 
 CASES: dict[str, Callable[[], Case]] = {"gpt": lambda: gpt(6), "convolution": convolution_net}
@@ -31,6 +32,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     COMPILED: lambda model: torch.compile(model),
     TRACING: lambda model: aheadgrad.compile(model, backend="inductor", frontend="trace"),
     OURS: lambda model: aheadgrad.compile(model, backend="inductor"),
+}
+FIRST_STEPS = {
+    **WAYS,
+    KEPT_TRACING: lambda model: aheadgrad.compile(model, backend="inductor", frontend="trace", cache=True),
+    KEPT: lambda model: aheadgrad.compile(model, backend="inductor", cache=True),
 }
 
 
@@ -48,14 +54,14 @@ def first_step(name: str, way: str) -> float:
 
     case = case_of(name)
     torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
-    run = WAYS[way](case.model)
+    run = FIRST_STEPS[way](case.model)
     start = time.perf_counter()
     run(*case.inputs).backward()
     return time.perf_counter() - start
 
 
 def _elsewhere(name: str, way: str, caches: str) -> float:
-    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=caches)
+    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=caches, AHEADGRAD_CACHE_DIR=f"{caches}/aheadgrad")
     command = [sys.executable, "-m", "benchmarks.inductor", name, way]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     return float(json.loads(done.stdout.strip().splitlines()[-1]))
@@ -65,7 +71,7 @@ def first_steps(name: str) -> list[Row]:
     """Cold and warm."""
     cold: dict[str, float] = {}
     warm: dict[str, float] = {}
-    for way in (COMPILED, TRACING, OURS):
+    for way in (COMPILED, TRACING, OURS, KEPT_TRACING, KEPT):
         with tempfile.TemporaryDirectory() as caches:
             cold[way] = _elsewhere(name, way, caches)
             warm[way] = min(_elsewhere(name, way, caches) for _ in range(2))

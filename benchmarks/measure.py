@@ -19,6 +19,8 @@ UNGUARDED = "without"
 PLAIN = "plain call"
 COLD = "without a cache"
 WRITING = "writing one"
+KEPT_TRACING = "tracing, cache"
+KEPT = "ours, cache"
 CONTENDERS = (
     EAGER,
     COLD,
@@ -31,6 +33,8 @@ CONTENDERS = (
     FIRST_ONLY,
     PLAIN,
     OURS,
+    KEPT_TRACING,
+    KEPT,
     GUARDED,
     UNGUARDED,
 )

@@ -5,7 +5,7 @@ which needs second derivatives. All three take turns, step by step.
 
     eager   the model itself
     exact   compiled with backend="eager": the same ops, so everything is compared bit for bit
-    fast    compiled with backend="inductor": fused, with rounding and random numbers of its own
+    fast    compiled with backend="inductor": fused, with rounding of its own
 
 Any difference between the first two makes the script exit with status 1. The third is left out where there is
 no C++ compiler.

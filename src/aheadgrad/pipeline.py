@@ -77,7 +77,7 @@ def run(call: Call, options: Options, visit: Visit | None = None) -> Entry:
                     found = visit.find(options)
                 if found is not None:
                     return _entry(found.recording, found.joint, options, journal, found.split, found.door)
-        with nullcontext() if visit is None else visit.watching():
+        with no_collection(), nullcontext() if visit is None else visit.watching():
             recording, joint = record(call, options, journal)
         try:
             return compiled(recording, joint, options, journal, visit)
@@ -99,7 +99,7 @@ def compiled(
     """From a recording to a compiled entry."""
     kept = None if visit is None else visit.same_program(recording, joint)
     if kept is None:
-        with journal.stage("split"):
+        with journal.stage("split"), no_collection():
             parts = split(joint, recording.session.mode)
     else:
         joint, parts = kept

@@ -53,7 +53,17 @@ def three_orders(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return found.sum() + (first * second * third).sum()
 
 
-LOSSES = (both, gradients_alone, tangents_from_results, two_gradients, three_orders)
+def third_without_second(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """Nobody holds the second derivative when the backward runs."""
+    found = fn(x, w, v)
+    (first,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+    high = first
+    for _ in range(2):
+        (high,) = torch.autograd.grad(high.sum(), x, create_graph=True)
+    return found.sum() + (first * high).sum()
+
+
+LOSSES = (both, gradients_alone, tangents_from_results, two_gradients, three_orders, third_without_second)
 
 
 def close(found: Any, expected: Any) -> None:
@@ -99,7 +109,7 @@ def test_inputs_with_a_history(loss: Callable[..., Tensor]) -> None:
     close(*results)
 
 
-@pytest.mark.parametrize("loss", [both, tangents_from_results])
+@pytest.mark.parametrize("loss", [both, tangents_from_results, third_without_second])
 def test_no_more_matrix_products_than_in_eager(loss: Callable[..., Tensor]) -> None:
     counts = []
     for fn in (energy, strict(energy)):
@@ -144,4 +154,52 @@ def test_forces_of_a_model() -> None:
         (force,) = torch.autograd.grad(found.sum(), x, create_graph=True)
         (found.pow(2).mean() + force.pow(2).mean()).backward(inputs=list(model.parameters()))
         results.append([p.grad for p in model.parameters()])
+    close(*results)
+
+
+def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, w, b)
+
+
+def gradients_of_a_layer(fn: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """The bias' gradient is a sum of the tangent, for which nothing is saved."""
+    tensors = [leaf(4, 3, seed=1), leaf(5, 3, seed=2), leaf(5, seed=3)]
+    tangent = leaf(4, 5, seed=4)
+    found = torch.autograd.grad(fn(*tensors), tensors, tangent.tanh(), create_graph=True)
+    return list(found), [*tensors, tangent]
+
+
+@pytest.mark.parametrize("order", [(2, 1), (1, 2), (2, 0, 2, 2)])
+def test_what_holds_nothing_can_be_differentiated_by_itself(order: tuple[int, ...]) -> None:
+    results = []
+    for fn in (layer, strict(layer)):
+        found, leaves = gradients_of_a_layer(fn)
+        got: list[Any] = []
+        for k in order:
+            if k == 2:  # tanh, behind the tangent, holds something
+                got += torch.autograd.grad(found[k].square().sum(), leaves[3], retain_graph=True)
+            else:
+                got += torch.autograd.grad(found[k].square().sum(), leaves[:2], allow_unused=True)
+        results.append([g for g in got if g is not None])
+    close(*results)
+
+
+def test_gradients_add_up_in_the_order_of_eager() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled, results = strict(model), []
+    x, y, weights = torch.randn(16, 8), torch.randn(16, 4), list(model.parameters())
+    vector = [torch.randn_like(w) for w in weights]
+    for fn in (model, compiled):
+        gradients = torch.autograd.grad((fn(x) - y).square().mean(), weights, create_graph=True)
+        results.append(torch.autograd.grad(gradients, weights, vector))
+    assert all(map(torch.equal, *results))
+
+
+def test_an_edge_may_name_a_leaf() -> None:
+    results = []
+    for fn in (energy, strict(energy)):
+        x, w, v = given()
+        edge = torch.autograd.graph.get_gradient_edge(w)
+        results.append(torch.autograd.grad(fn(x, w, v).sum(), (x, edge)))
     close(*results)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aheadgrad
@@ -521,3 +522,18 @@ def test_containers_that_are_replaced_by_equal_ones_and_changed_then() -> None:
         if change:
             module.factors[0], _numbers[0] = 5, 3.0
             assert torch.equal(compiled(x), x * 8) and torch.equal(run(x), x * 3)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_a_function_of_torch_with_another_in_its_place_runs_once(
+    frontend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relu, split = F.relu, Tensor.split
+    monkeypatch.setattr(F, "relu", lambda x: relu(x) + 1)
+    monkeypatch.setattr(Tensor, "split", lambda x, n: [part + 1 for part in split(x, n)])
+
+    def f(x: Tensor) -> Tensor:
+        return F.relu(x) * 2 + x.split(2)[0].sum()
+
+    x = torch.randn(4)
+    assert torch.equal(aheadgrad.compile(f, frontend=frontend, backend="eager")(x), f(x))

@@ -17,7 +17,6 @@ from aheadgrad.emit.body import local_name, write_body
 from aheadgrad.emit.script import Script
 from aheadgrad.program.program import Program
 from aheadgrad.program.shorter import shortened
-from aheadgrad.program.sinking import sunk
 
 
 def compile_eager(request: Request | Program, *, foreign: bool = False) -> Executable:
@@ -27,7 +26,7 @@ def compile_eager(request: Request | Program, *, foreign: bool = False) -> Execu
     """
     program = request.program if isinstance(request, Request) else request
     if program.role == "backward" and not program.parts_first:
-        program = sunk(shortened(program))
+        program = shortened(program)
     inline = functools.partial(write_body, program, foreign=foreign)
     return Executable(Later(functools.partial(_function, program, foreign)), inline=inline)
 

@@ -54,7 +54,7 @@ def register_backend(name: str) -> Callable[[Backend], Backend]:
     return register
 
 
-DEFAULT = "inductor"
+DEFAULT = "eager"
 """The backend where nobody names one (nor does the environment variable AHEADGRAD_BACKEND)."""
 
 

@@ -207,7 +207,7 @@ class _Facts:
                 found += _if_changed(member, f"{kind.__qualname__}.{key}", self.teller)
             elif (
                 key in self.names
-                or key in _IMPLICIT
+                or (key in _IMPLICIT and not standard)
                 or (self._any_name if isinstance(member, _DATA) else not standard)
             ):
                 found.append(f"{key}: {self._told(member, f'{name}.{key}')}")

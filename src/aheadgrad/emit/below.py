@@ -1,7 +1,8 @@
 """Which ops of a program need not pass autograd, which has nothing to do for them without grad mode.
 
 What autograd does all the same is to note which tensors are views of which, so that writes to one show in the
-other's version. That matters where somebody else sees both: views among the results are taken afterwards.
+other's version. That matters where somebody else sees both: views among the results are taken afterwards, and
+views of what was given before.
 """
 
 from __future__ import annotations
@@ -9,34 +10,44 @@ from __future__ import annotations
 from typing import Any
 
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved
-from aheadgrad.program.values import Op, Value
+from aheadgrad.program.slots import Between, Gradient, Saved, Slot
+from aheadgrad.program.values import Op, Value, numbers_in
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_view_op
 
 _SEVERAL = 4
 
 
-def ops_below(program: Program) -> set[Op]:
-    """The ops that can run below autograd; the others come after them."""
+def ops_below(program: Program) -> tuple[set[Op], set[Op]]:
+    """The ops that can run below autograd, and those that come before them; others come afterwards."""
     ops = program.ops
     if len(ops) < _SEVERAL or not all(_is_plain(op.target) for op in ops):
-        return set()
-    late = _late(program)
-    below = {op for op in ops if op not in late}
+        return set(), set()
     makers = {v: op for op in ops for v in op.values}
     outputs = [(slot, _behind(makers, v)) for slot, v in program.outputs if type(v) is Value]
-    seen = {root for slot, (*_, root) in outputs if not isinstance(slot, Saved)}
-    for slot, (*views, root) in outputs:
-        unknown = not isinstance(slot, Saved) or root in seen or root not in makers
-        if unknown and any(makers[v] in below for v in views):
-            return set()
-    return below
+    seen = {root for slot, (*_, root) in outputs if not _is_inside(slot)}
+    unknown = [
+        (views, root)
+        for slot, (*views, root) in outputs
+        if not _is_inside(slot) or root in seen or root not in makers
+    ]
+    late = _late(program, {v for views, root in unknown for v in (*views, root)})
+    early = {makers[v] for views, root in unknown if root not in makers for v in views} - late
+    below = {op for op in ops if op not in late and op not in early}
+    sized = any(True for op in early for _ in numbers_in(op.args))  # which may be read off what comes later
+    if sized or any(makers[v] in below for views, _ in unknown for v in views):
+        return set(), set()
+    return below, early
 
 
-def _late(program: Program) -> set[Op]:
-    """Views that only results need."""
-    needed: set[Any] = set()  # by ops that run before
-    results = {v for v in program.results if type(v) is Value}
+def _is_inside(slot: Slot) -> bool:
+    """Does it go to another program only?"""
+    return isinstance(slot, Saved) or (isinstance(slot, Gradient) and isinstance(slot.of, Between))
+
+
+def _late(program: Program, seen: set[Value]) -> set[Op]:
+    """Views that only those results need that others see, too."""
+    needed: set[Any] = {v for v in program.results if type(v) is Value and v not in seen}  # or by ops before
+    results = {v for v in program.results if type(v) is Value and v in seen}
     late: set[Op] = set()
     for op in reversed(program.ops):
         values = set(op.values)

@@ -58,15 +58,17 @@ class _Body:
         self.places = places
         self.stay = set(self.names) if keep_places else set()
         self.over = {} if foreign else reused(program)
-        self.below = set() if foreign else ops_below(program)
+        self.below, self.early = (set[Op](), set[Op]()) if foreign else ops_below(program)
 
     def write(self) -> list[str]:
-        below = self.below
-        first = [op for op in self.program.ops if op in below]
-        rest = [op for op in self.program.ops if op not in below]
-        dropped = self._last_uses([*first, *rest])
+        ops, below = self.program.ops, self.below
+        early = [op for op in ops if op in self.early]
+        first = [op for op in ops if op in below]
+        rest = [op for op in ops if op not in below and op not in self.early]
+        dropped = self._last_uses([*early, *first, *rest])
         if not self.stay:
             self._drop(self._unused_places())
+        self._ops(early, dropped)
         if first:
             with self.script.block(f"with {self.space.name(below_autograd, 'below_autograd')}():"):
                 self._ops(first, dropped)

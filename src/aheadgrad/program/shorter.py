@@ -24,6 +24,7 @@ _aten = torch.ops.aten
 _AS_STRIDED = _aten.as_strided.default
 _REARRANGING = (_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.view.default)
 _NEAR = 24  # ops: what was computed longer ago may cost more memory than time
+_LITTLE = 16  # times less than what it was computed from
 _BROADCASTING = (_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor)
 
 
@@ -47,6 +48,7 @@ class _Shorter:
         self.uses = Counter(v for op in program.ops for v in op.uses)
         self.uses.update(self.results)
         self.same: dict[Value, Value] = {}
+        self.equal: dict[Value, Value] = {}  # to one that may be gone by then
         self.known: dict[Any, tuple[Op, int]] = {}  # with the place of its last use as such
         self.makers: dict[Value, Op] = {}
 
@@ -58,23 +60,38 @@ class _Shorter:
             op = op.mapped(self.now)
         op = self._without_views(self._simpler(op))
         if not op.keep and not is_random(op.target):
-            back = self._where_it_began(op)
+            back = self._where_it_began(op) or self._times_one(op)
             if back is not None and self._may_be([op.out], [back]):
                 self.same[op.out] = back
                 return
-            key = op.target, _key(op.args), _key(op.kwargs)
+            key = op.target, self._key(op.args), self._key(op.kwargs)
             before, at = self.known.get(key, (op, 0))
             if before is not op and self._is_near(before, at) and self._may_be(op.outs, before.outs):
                 self.same.update(zip(op.outs, before.outs, strict=True))
                 self.known[key] = before, len(self.ops)
                 return
+            pairs = zip(op.outs, before.outs, strict=True)
+            self.equal.update((v, self.equal.get(w, w)) for v, w in pairs if v is not w)
             self.known[key] = op, len(self.ops)
         self.makers.update((v, op) for v in op.values)
         self.ops.append(op)
 
+    def _key(self, value: Any) -> Any:
+        """Arguments as something to compare by."""
+        if isinstance(value, list | tuple):
+            return tuple(map(self._key, value))
+        if isinstance(value, dict):
+            return tuple((k, self._key(v)) for k, v in value.items())
+        if type(value) is Value or isinstance(value, Tensor):
+            return id(self.equal.get(value, value) if type(value) is Value else value)
+        return type(value), value.expr if type(value) is Number else repr(value)
+
     def _is_near(self, op: Op, at: int) -> bool:
-        """Is it worth keeping for so long? Views take no memory, and what is gone by then would."""
-        return is_view_op(op.target) or len(self.ops) - at <= _NEAR
+        """Is it worth keeping for so long? Views take no memory, sums little; what is gone by then would."""
+        if is_view_op(op.target) or len(self.ops) - at <= _NEAR:
+            return True
+        made, given = (sum(v.type.bytes for v in values) for values in (op.values, op.uses))
+        return bool(made * _LITTLE <= given)
 
     def _where_it_began(self, op: Op) -> Value | None:
         """The value that a chain of views leads back to."""
@@ -90,6 +107,18 @@ class _Shorter:
             if value.type == looks:
                 return value
             step = self.makers.get(value)
+        return None
+
+    def _times_one(self, op: Op) -> Value | None:
+        """The other factor, where a formula multiplies by a tensor of one 1."""
+        if op.target is not _aten.mul.Tensor or op.kwargs:
+            return None
+        for one, other in (op.args, op.args[::-1]):
+            made = self.makers.get(one) if type(one) is Value else None
+            if made is None or made.target is not _aten.ones.default or one.type.size != ():
+                continue
+            if type(other) is Value and other.type == op.out.type:
+                return other
         return None
 
     def _without_views(self, op: Op) -> Op:
@@ -217,14 +246,3 @@ def _alive(ops: Sequence[Op], results: Sequence[Any]) -> tuple[Op, ...]:
             found.append(op)
             used.update(op.uses)
     return tuple(reversed(found))
-
-
-def _key(value: Any) -> Any:
-    """Arguments as something to compare by."""
-    if isinstance(value, list | tuple):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((k, _key(v)) for k, v in value.items())
-    if type(value) is Value or isinstance(value, Tensor):
-        return id(value)
-    return type(value), value.expr if type(value) is Number else repr(value)

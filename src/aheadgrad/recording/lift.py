@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,7 @@ from aheadgrad.torchlayer.dispatch import (
     OpOverload,
     OpOverloadPacket,
     TorchFunctionMode,
+    as_called,
     in_transform,
     only_overload,
     transform_level,
@@ -94,6 +96,8 @@ class Lift(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if type(func) is FunctionType:
+            func = as_called(func)
         if self.reading:
             return self._read(func, args, kwargs) if func in NEEDS_VALUE else counted(func, args, kwargs)
         self.session.ambient.check()

@@ -25,6 +25,8 @@ _FUNCTIONS = (
     "_torch_dispatch_fns",
     "_vmap_fn",
     "_autocast_dtype",
+    "_autocast_cpu_dtype",  # torch 2.11
+    "_autocast_cuda_dtype",
 )
 _HARMLESS = {"Meta", "CPU", "CUDA", "MPS", "XPU", "BackendSelect"}  # these run when the program runs
 _HARMLESS |= {
@@ -68,7 +70,7 @@ def _parts(op: Any) -> Iterator[Any]:
     yield [(str(key), function) for key, function in op.py_kernels.items() if callable(function)]
     defined = OPDEFS.get(op.name())
     if defined is not None:
-        yield [getattr(defined, name) for name in _FUNCTIONS]
+        yield [getattr(defined, name, None) for name in _FUNCTIONS]
     kept = singleton._data.get(op.name())
     yield [kernel.func for kernel in kept.fake_impl.kernels] if kept and not defined else []
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, handle_torch_function
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +25,7 @@ __all__ = [
     "TorchDispatchMode",
     "TorchFunctionMode",
     "active_function_modes",
+    "as_called",
     "below_autograd",
     "default_devices",
     "deterministic_mode",
@@ -202,3 +205,23 @@ def op_named(name: str) -> Any:
 
 def schema_of(op: OpOverload) -> Any:
     return op._schema
+
+
+def as_called(func: FunctionType) -> FunctionType:
+    """The function that told a mode of itself; for a mode's `__torch_function__`.
+
+    Functions of torch name themselves as their module does. Where somebody has put one of his own in the
+    place of `F.relu`, which calls the original, the original would tell of that, and it would run twice.
+    """
+    told = sys._getframe(2)
+    caller = told.f_back
+    if told.f_code is not handle_torch_function.__code__ or caller is None or _is_torchs(func.__globals__):
+        return func
+    code = caller.f_code
+    if code is func.__code__ or code.co_freevars or not _is_torchs(caller.f_globals):
+        return func
+    return FunctionType(code, caller.f_globals)
+
+
+def _is_torchs(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__")).partition(".")[0] == "torch"

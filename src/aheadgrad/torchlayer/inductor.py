@@ -9,14 +9,13 @@ import functools
 import importlib
 import inspect
 import logging
-import platform
 import shutil
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import local
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -79,16 +78,60 @@ def _of_mode(mode: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _configured(mode: str, *, for_cpu: bool) -> Iterator[None]:
+def _configured(mode: str) -> Iterator[None]:
     """With the settings that a mode means. Random numbers are drawn as eager draws them."""
     from torch._inductor import config
 
     settings = {**_of_mode(mode), **_EXACT_RANDOM}
     if config.post_grad_custom_pre_pass is None:
         settings["post_grad_custom_pre_pass"] = _simplify()
-    if for_cpu and config.cpp.vec_isa_ok is None and _all_instructions_work():
-        settings["cpp.vec_isa_ok"] = True
-    with config.patch(settings), _mended():
+    with config.patch(settings), _mended(), _headers_when_needed(), _instructions_tried_once():
+        yield
+
+
+class _Headers(local):
+    needed = False
+
+
+_headers = _Headers()
+
+
+@contextmanager
+def _headers_when_needed() -> Iterator[None]:
+    """Headers are compiled where kernels are, not where all of them are found in the cache."""
+    from torch._inductor import codecache
+
+    original = codecache._precompile_header
+
+    def precompile(*args: Any, **kwargs: Any) -> str:
+        return original(*args, **kwargs) if _headers.needed else ""
+
+    _headers.needed = False
+    with patch.object(codecache, "_precompile_header", precompile):
+        yield
+
+
+@contextmanager
+def _instructions_tried_once() -> Iterator[None]:
+    """Inductor tries each kind of vector instructions in a process of its own. What it finds is kept beside
+    its compiled code."""
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.codecache import cache_dir, code_hash
+
+    original = cpu_vec_isa.VecISA.check_build
+
+    def works(self: Any, code: str) -> bool:
+        flags = self.build_arch_flags()
+        about = flags, cpu_vec_isa._get_isa_dry_compile_fingerprint(flags), cpu_vec_isa.x86_isa_checker()
+        note = Path(cache_dir()) / f"aheadgrad-{code_hash(code, repr(about))}"
+        with suppress(OSError):
+            return note.read_text() == "works"
+        found = original(self, code)
+        with suppress(OSError):
+            note.write_text("works" if found else "fails")
+        return found
+
+    with patch.object(cpu_vec_isa.VecISA, "check_build", works):
         yield
 
 
@@ -126,6 +169,7 @@ def _simplify() -> Any:
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
             joint_graph_passes(module, *given)
+            _headers.needed = True
             _divide_as_eager(module.graph)
 
         def uuid(self) -> str:
@@ -144,27 +188,6 @@ def _divide_as_eager(graph: fx.Graph) -> None:
             whole = name in _DIVIDES and (name != "div" or bool(node.kwargs.get("rounding_mode")))
             if whole and (isinstance(node.args[1], fx.Node) or val.is_floating_point()):
                 node.meta["should_fallback"] = True
-
-
-@functools.cache
-def _all_instructions_work() -> bool:
-    """Whether all vector instructions that this processor names can be used: Inductor tries each of them in a
-    process of its own. What it found is kept beside its compiled code."""
-    from torch._inductor.codecache import cache_dir
-    from torch._inductor.cpu_vec_isa import supported_vec_isa_list, valid_vec_isa_list, x86_isa_checker
-
-    if sys.platform != "linux" or platform.machine() != "x86_64" or missing("cpu") is not None:
-        return False
-    known = x86_isa_checker()
-    named = [str(isa) for isa in supported_vec_isa_list if all(flag in known for flag in str(isa).split())]
-    note = Path(cache_dir()) / f"aheadgrad-isa-{torch.__version__}-{'-'.join(sorted(known))[:100]}"
-    if note.exists():
-        return True
-    if named != [str(isa) for isa in valid_vec_isa_list()]:
-        return False
-    with suppress(OSError):
-        note.touch()
-    return True
 
 
 @dataclass(eq=False)
@@ -228,8 +251,7 @@ def compile_graph(
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
-    for_cpu = all(v.device.type == "cpu" for v in _fakes(module))
-    with _configured(mode, for_cpu=for_cpu), tracing(context):
+    with _configured(mode), tracing(context):
         made = compile_fx_inner(
             module,
             list(inputs),

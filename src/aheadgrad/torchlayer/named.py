@@ -46,9 +46,12 @@ def op_name(op: Any) -> str | None:
     return None
 
 
-@functools.cache
 def named_op(name: str) -> Any:
-    """The op of that name; NameError if there is none."""
+    """The op of that name; NameError if there is none. One that somebody defined may be defined anew."""
+    return _torchs_op(name) if name.startswith(("aten.", "prims.")) else _find_op(name)
+
+
+def _find_op(name: str) -> Any:
     parts = name.split(".")
     if not (len(parts) <= 3 and all(part.isidentifier() for part in parts)):
         raise NameError(name)
@@ -67,6 +70,9 @@ def named_op(name: str) -> Any:
     if not isinstance(found, wanted):
         raise NameError(name)
     return found
+
+
+_torchs_op = functools.cache(_find_op)
 
 
 def tensor_class(module: str, name: str) -> Any:

@@ -23,15 +23,15 @@ _TOLD = set(
     "_get_deterministic_algorithms _get_deterministic_algorithms_warn_only "
     "_get_float32_matmul_precision _get_function_stack_at _get_mkldnn_enabled _get_operation_overload "
     "_get_privateuse1_backend_name _get_schema _get_tracing_state _has_torch_function "
-    "_has_torch_function_unary _has_torch_function_variadic _is_functional_tensor "
-    "_is_torch_function_all_disabled _is_torch_function_enabled _is_torch_function_mode_enabled "
-    "_is_tracing _jit_get_operation _jit_resolve_packet _len_torch_dispatch_stack "
-    "_len_torch_function_stack _log_api_usage_once _remove_obj_from_tls _set_grad_enabled "
-    "_set_warn_deprecated_on_mutable_data_ptr _should_allow_numbers_as_tensors _stash_obj_in_tls "
-    "autocast_decrement_nesting autocast_increment_nesting clear_autocast_cache get_autocast_dtype "
-    "get_default_dtype get_num_threads is_anomaly_enabled is_autocast_cache_enabled is_autocast_enabled "
-    "is_grad_enabled is_inference_mode_enabled set_autocast_cache_enabled set_autocast_dtype "
-    "set_autocast_enabled".split()
+    "_has_torch_function_unary _has_torch_function_variadic _is_autocast_available "
+    "_is_functional_tensor _is_torch_function_all_disabled _is_torch_function_enabled "
+    "_is_torch_function_mode_enabled _is_tracing _jit_get_operation _jit_resolve_packet "
+    "_len_torch_dispatch_stack _len_torch_function_stack _log_api_usage_once _remove_obj_from_tls "
+    "_set_grad_enabled _set_warn_deprecated_on_mutable_data_ptr _should_allow_numbers_as_tensors "
+    "_stash_obj_in_tls autocast_decrement_nesting autocast_increment_nesting clear_autocast_cache "
+    "get_autocast_dtype get_default_dtype get_num_threads is_anomaly_enabled is_autocast_cache_enabled "
+    "is_autocast_enabled is_grad_enabled is_inference_mode_enabled set_autocast_cache_enabled "
+    "set_autocast_dtype set_autocast_enabled".split()
 )
 
 
