@@ -374,6 +374,18 @@ def test_a_file_is_what_was_written(tmp_path: Path) -> None:
     assert packed(*read(path)) == path.read_bytes()
 
 
+def test_memory_that_a_call_takes_away() -> None:
+    """The next one would read what is not there."""
+    seen = torch.zeros(3)
+    exported = aheadgrad.export(lambda x: seen.add_(x).sum(), (torch.ones(3),))
+    (stage,) = exported.stages
+    facts = stage.signature.facts
+    gone = tuple(f if f.untouched else replace(f, final_bytes=0) for f in facts.inputs)
+    signature = replace(stage.signature, facts=replace(facts, inputs=gone))
+    with pytest.raises(ArtifactError, match="takes the memory of seen away"):
+        check_export((replace(stage, signature=signature),), exported.state)
+
+
 def with_role(program: bytes, role: str) -> bytes:
     """A program's role is the name of a function in generated code."""
     tree = json.loads(program)

@@ -13,7 +13,7 @@ from aheadgrad.export.trees import Tree
 from aheadgrad.facts.facts import FreshRoot, InputRoot, IsRoot, Recipe, SameAs, TheInput, ViewOf
 from aheadgrad.program.check import check
 from aheadgrad.program.slots import Saved, SavedSize, UserOutput, ViewBase
-from aheadgrad.program.values import Value
+from aheadgrad.program.values import TensorType, Value
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.symbols import Number
@@ -211,6 +211,10 @@ class _Checking:
             place = s.place(f.index)
             there = place.kind != "held" or (place.of in self.held and place.of not in dict(s.made))
             _need(f.untouched or there, f"changes {place.of}, which is not there when a call begins")
+            if place.kind == "held" and there and f.final_bytes is not None:
+                look = self.held[place.of].type
+                least = 0 if look is None or 0 in look.size else _bytes(look)
+                _need(f.final_bytes >= least, f"takes the memory of {place.of} away")
             if f.data_changed or (f.storage_changed and f.adopts is None):
                 _need(f.index in updated, "changes an input without a new value")
 
@@ -218,6 +222,14 @@ class _Checking:
         _need(
             all(is_view_op(step.target) or step.in_place for step in recipe.steps), "has a view that is none"
         )
+
+
+def _bytes(look: TensorType) -> int:
+    """How much memory a tensor reaches; nothing is known of sizes that are symbols."""
+    if any(type(n) is not int for n in look.numbers):
+        return 0
+    steps = zip(look.size, look.stride, strict=True)
+    return (look.offset + 1 + sum((n - 1) * step for n, step in steps)) * look.dtype.itemsize
 
 
 def _tree(tree: Tree) -> None:
