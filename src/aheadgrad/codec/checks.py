@@ -6,6 +6,7 @@ Names of values may stand in generated code, so they are identifiers; types of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _FAR = 1 << 62
 
 
 def identifier(name: Any) -> None:
-    if type(name) is not str or not name.isidentifier():
+    if type(name) is not str or not name.isidentifier() or iskeyword(name):
         raise ArtifactError(f"{str(name)[:80]!r} cannot be the name of a value.")
 
 

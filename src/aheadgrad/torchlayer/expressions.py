@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from keyword import iskeyword
 from typing import Any
 
 import sympy
@@ -66,7 +67,7 @@ def symbol_parts(symbol: Any) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 
 def symbol(name: str, is_: Sequence[str], is_not: Sequence[str]) -> Any:
     """The symbol. Its name may stand in generated code."""
-    if not name.isidentifier() or not {*is_, *is_not} <= set(_ASSUMPTIONS):
+    if not name.isidentifier() or iskeyword(name) or not {*is_, *is_not} <= set(_ASSUMPTIONS):
         raise ValueError(f"{name!r} is no name of a size")
     return sympy.Symbol(name, **dict.fromkeys(is_, True), **dict.fromkeys(is_not, False))
 
