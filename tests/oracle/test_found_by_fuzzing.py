@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import aheadgrad
+
 from .common import leaf, strict
 from .plays import assert_alike, ending
 
@@ -103,3 +105,36 @@ def test_views_of_an_input_that_is_cut_off_and_reshaped() -> None:
         return factor.grad, out._base is a, a.detach()
 
     assert_alike(ending(play, fn), ending(play, strict(fn)))
+
+
+def test_names_of_values_are_not_those_of_functions_around_them() -> None:
+    """Through Dynamo; a passage between two nodes is made with `empty_strided`, and so is a value."""
+
+    def fn(a: Tensor) -> tuple[Tensor, Tensor]:
+        a.unsqueeze(0).exp_()
+        v = torch.where(a > 2.0, a, 2.0)
+        a[:] = v
+        return a, v
+
+    def play(f: Any) -> Any:
+        x = leaf(3, 3)
+        a, v = f((x * 1)[:, 0])
+        return torch.autograd.grad(v.sum(), x), a.detach()
+
+    assert_alike(ending(play, fn), ending(play, aheadgrad.compile(fn, fallback="error")))
+
+
+def test_a_changed_alias_of_an_argument_that_a_node_leads_to() -> None:
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        b.index_put_((torch.tensor([0]),), c)
+        v = torch.cat([a, a], -1) * 2.0
+        v.index_put_((torch.tensor([0]),), c)
+        return torch.stack([torch.cat([b, b], -1), v]), c
+
+    def play(f: Any) -> Any:
+        x, c = leaf(3), leaf(seed=1)
+        a = x * 1
+        out, _ = f(a, a.detach(), c)
+        return torch.autograd.grad(out.sum(), [x, c]), out.detach(), a.detach()
+
+    assert_alike(ending(play, fn), ending(play, aheadgrad.compile(fn, fallback="error")))

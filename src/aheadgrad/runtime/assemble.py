@@ -190,7 +190,7 @@ def _exit_name(script: Script, a: Assembly, i: int) -> str:
         return result_name(i)
     passage, literal = a.joint.exits[i], script.names.literal
     made = f"{literal(passage.size)}, {literal((0,) * len(passage.size))}, dtype={literal(passage.dtype)}"
-    empty = script.names.name(torch.empty_strided, "empty_strided")
+    empty = script.names.name(torch.empty_strided, "f_empty_strided")
     script.line(f"passage{i} = {empty}({made}, device={literal(passage.device)})")
     return f"passage{i}"
 
@@ -205,7 +205,7 @@ def changed_input(joint: Joint, target: Target) -> int | None:
 def target_name(target: Target, joint: Joint) -> str:
     """A node's input in the entry function."""
     changed = changed_input(joint, target)
-    if changed is not None:
+    if changed is not None and changed >= 0:  # not one of several that share a base
         return f"p{changed}"
     if target.kind == "input":
         return f"p{target.index}"
