@@ -125,16 +125,17 @@ def test_names_of_values_are_not_those_of_functions_around_them() -> None:
 
 
 def test_a_changed_alias_of_an_argument_that_a_node_leads_to() -> None:
-    def fn(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def fn(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         b.index_put_((torch.tensor([0]),), c)
-        v = torch.cat([a, a], -1) * 2.0
+        twice = torch.cat([a, a], -1)
+        v = twice * 2.0
         v.index_put_((torch.tensor([0]),), c)
-        return torch.stack([torch.cat([b, b], -1), v]), c
+        return torch.stack([torch.cat([b, b], -1), v]), c, twice
 
     def play(f: Any) -> Any:
         x, c = leaf(3), leaf(seed=1)
         a = x * 1
-        out, _ = f(a, a.detach(), c)
-        return torch.autograd.grad(out.sum(), [x, c]), out.detach(), a.detach()
+        out, _, twice = f(a, a.detach(), c)
+        return torch.autograd.grad(out.sum() + twice.sum(), [x, c]), out.detach(), a.detach()
 
     assert_alike(ending(play, fn), ending(play, aheadgrad.compile(fn, fallback="error")))
