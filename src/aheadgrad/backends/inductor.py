@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, fx
-from torch.autograd.graph import increment_version
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
@@ -24,7 +23,7 @@ from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Op, Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
-from aheadgrad.torchlayer.autograd import keeps_graph, version
+from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
@@ -102,15 +101,9 @@ class Inductor:
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
 
         twins = _twins(request.program)
-        changed = {op.args[0] for op in request.program.ops if op.phase == "write"}
-        written = [i for i, p in enumerate(request.program.inputs) if p.value in changed]
 
         def run(args: list[Any]) -> list[Any]:
-            if written:
-                given = [(args[i], version(args[i])) for i in written]
             results = list(made(args))
-            if written:  # its kernels write without a word
-                increment_version([t for t, before in given if version(t) == before])
             for i, value in plain:
                 results[i] = value
             for i, seen in twins:

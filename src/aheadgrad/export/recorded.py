@@ -175,25 +175,7 @@ class Recorder:
                 yield
 
         def run(*args: Any, **kwargs: Any) -> list[Any]:
-            given, drawn = pytree.tree_flatten((args, kwargs)), freeze(random_states())
-            with told_of_export(told=True), optimizers_untold():
-                try:
-                    result = self.fn(*args, **kwargs)
-                except AttributeError as error:
-                    self._explain(error)
-                    raise
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            if spec != given[1] or any(a is not b for a, b in zip(leaves, given[0], strict=True)):
-                raise CaptureError(
-                    "The function changes a list or dictionary among its arguments, which an export cannot "
-                    "repeat. Return what it adds instead."
-                )
-            if freeze(random_states()) != drawn:
-                raise CaptureError(
-                    "The function draws random numbers of Python or numpy, which an export cannot repeat. "
-                    "Draw from torch, or pass the number as an argument."
-                )
-            see = sees[0]
+            result, see = self._run(args, kwargs), sees[0]
             moved = holding.settle(see, strict=settled)
             originals = {id(see(h.tensor)): h.tensor for h in tensors}
             left.replaced = {path: originals[key] for key, path in holding.replaced.items()}
@@ -228,6 +210,28 @@ class Recorder:
                 "same shape without a history. Write to it under no_grad, or detach what you keep."
             )
         return recorded
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns; it may change no container among its arguments, and draws from torch."""
+        given, drawn = pytree.tree_flatten((args, kwargs)), freeze(random_states())
+        with told_of_export(told=True), optimizers_untold():
+            try:
+                result = self.fn(*args, **kwargs)
+            except AttributeError as error:
+                self._explain(error)
+                raise
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != given[1] or any(a is not b for a, b in zip(leaves, given[0], strict=True)):
+            raise CaptureError(
+                "The function changes a list or dictionary among its arguments, which an export cannot "
+                "repeat. Return what it adds instead."
+            )
+        if freeze(random_states()) != drawn:
+            raise CaptureError(
+                "The function draws random numbers of Python or numpy, which an export cannot repeat. "
+                "Draw from torch, or pass the number as an argument."
+            )
+        return result
 
     def _check_unnamed(self, constants: Mapping[str, Tensor], session: Any) -> None:
         """What the function reaches in ways that have no name has no gradients and hooks."""

@@ -8,7 +8,7 @@ A program may then be made with one of them in the place of all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -73,7 +73,7 @@ class _Same:
 
     def _before(self, op: Op) -> Op:
         """The same op as it ran first: in the forward, or in the same backward."""
-        key = (op.target, self._key(op.args), self._key(op.kwargs))
+        key = (op.target, key_of(op.args, self._first), key_of(op.kwargs, self._first))
         for phase in ("forward", op.phase):
             if (key, phase) in self.known:
                 return self.known[key, phase]
@@ -111,12 +111,13 @@ class _Same:
         value = self.tape.source(value)
         return self.first.get(value, value)
 
-    def _key(self, value: Any) -> Any:
-        """Arguments as something to compare by."""
-        if isinstance(value, list | tuple):
-            return tuple(map(self._key, value))
-        if isinstance(value, dict):
-            return tuple((k, self._key(v)) for k, v in value.items())
-        if type(value) is Value or isinstance(value, Tensor):
-            return id(self._first(value) if type(value) is Value else value)
-        return type(value), value.expr if type(value) is Number else repr(value)
+
+def key_of(value: Any, first: Callable[[Value], Value]) -> Any:
+    """Arguments as something to compare by; `first` gives the value that stands for those like it."""
+    if isinstance(value, list | tuple):
+        return tuple(key_of(v, first) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, key_of(v, first)) for k, v in value.items())
+    if type(value) is Value or isinstance(value, Tensor):
+        return id(first(value) if type(value) is Value else value)
+    return type(value), value.expr if type(value) is Number else repr(value)

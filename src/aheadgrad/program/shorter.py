@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aheadgrad.program.program import Program
+from aheadgrad.program.same import key_of
 from aheadgrad.program.values import Op, TensorType, Value
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random, is_view_op
 from aheadgrad.torchlayer.symbols import Number
@@ -64,7 +64,7 @@ class _Shorter:
             if back is not None and self._may_be([op.out], [back]):
                 self.same[op.out] = back
                 return
-            key = op.target, self._key(op.args), self._key(op.kwargs)
+            key = op.target, key_of(op.args, self._first), key_of(op.kwargs, self._first)
             before, at = self.known.get(key, (op, 0))
             if before is not op and self._is_near(before, at) and self._may_be(op.outs, before.outs):
                 self.same.update(zip(op.outs, before.outs, strict=True))
@@ -76,15 +76,8 @@ class _Shorter:
         self.makers.update((v, op) for v in op.values)
         self.ops.append(op)
 
-    def _key(self, value: Any) -> Any:
-        """Arguments as something to compare by."""
-        if isinstance(value, list | tuple):
-            return tuple(map(self._key, value))
-        if isinstance(value, dict):
-            return tuple((k, self._key(v)) for k, v in value.items())
-        if type(value) is Value or isinstance(value, Tensor):
-            return id(self.equal.get(value, value) if type(value) is Value else value)
-        return type(value), value.expr if type(value) is Number else repr(value)
+    def _first(self, value: Value) -> Value:
+        return self.equal.get(value, value)
 
     def _is_near(self, op: Op, at: int) -> bool:
         """Is it worth keeping for so long? Views take no memory, sums little; what is gone by then would."""
