@@ -27,7 +27,7 @@ from aheadgrad.torchlayer.fake import Fakes, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxcode import module_with
 from aheadgrad.torchlayer.replay import Drawn, Replayed, as_operator
 from aheadgrad.torchlayer.symbols import Number, SymbolNodes, frozen_number, frozen_numbers, is_symbolic
-from aheadgrad.torchlayer.unbacked import sizes_from_values
+from aheadgrad.torchlayer.unbacked import Bindings, sizes_from_values
 
 _TAGS = {"forward": "is_forward", "write": "must_be_in_forward"}
 
@@ -76,6 +76,7 @@ class _Graph:
         self.attributes: dict[int, fx.Node] = {}
         self.constants: dict[str, Any] = {}
         self.symbols = SymbolNodes(self.graph, program.naming.fresh)
+        self.bindings = Bindings(fakes.mode.shape_env)
         self.used = {v for op in program.ops for v in op.uses}
         self.used |= {v for v in program.results if type(v) is Value}
 
@@ -100,6 +101,7 @@ class _Graph:
         elif type(port.value) is Number:
             node.meta["val"] = self.fakes.number(port.value)
             self.symbols.known.setdefault(port.value.expr, node)
+        self.bindings.of(node.meta["val"])
 
     def _fake(self, value: Value, of: Value | None) -> FakeTensor:
         """A fake tensor for a value, in the memory of the one it is a view of."""
@@ -118,12 +120,12 @@ class _Graph:
         node = self.graph.create_node("call_function", op.target, args, kwargs, name=op.name)
         _describe(node, op)
         if type(op.out) is Number:
-            node.meta["val"] = self.fakes.number(op.out)
+            self._shows(node, self.fakes.number(op.out))
             self.symbols.known.setdefault(op.out.expr, node)
             return
         of = op.args[0] if op.phase == "write" else op.viewed
         vals = [self._fake(v, of) if type(v) is Value else v for v in op.outs]
-        node.meta["val"] = tuple(vals) if type(op.out) is tuple else vals[0]
+        self._shows(node, tuple(vals) if type(op.out) is tuple else vals[0])
         if type(op.out) is Value:
             self.nodes[op.out] = node
             return
@@ -131,6 +133,12 @@ class _Graph:
             self.wholes[id(v)] = op, node
             if self.program.parts_first and v in self.used:
                 self._node(v)
+
+    def _shows(self, node: fx.Node, val: Any) -> None:
+        node.meta["val"] = val
+        bindings = self.bindings.of(val)
+        if bindings:
+            node.meta["unbacked_bindings"] = bindings
 
     def _random(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A random op with the state of its generator, as torch's graphs have it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import must_be_held
+from aheadgrad.torchlayer.symbols import hints_of
 from aheadgrad.torchlayer.unbacked import set_aside
 
 Sizes = dict[Any, int | float]
@@ -31,12 +32,6 @@ def conditions(mode: FakeTensorMode) -> list[Any]:
         return []
     found = [env.simplify(guard.expr) for guard in env.guards]
     return [expr for expr in found if expr != sympy.true]
-
-
-def hints_of(env: ShapeEnv) -> dict[Any, Any]:
-    """By symbol, the number that it was when it was made. (Torch has renamed the table.)"""
-    table: dict[Any, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    return table
 
 
 class Assumed:
@@ -89,6 +84,27 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
         finally:
             set_aside(env, {})
             _restore(env, before)
+
+
+@contextmanager
+def of_its_own(mode: FakeTensorMode | None, sizes: Mapping[Any, int]) -> Iterator[list[Any]]:
+    """What is assumed of symbolic sizes inside, as expressions that hold for these sizes (and, where none are
+    given, for those seen first). It is forgotten at the end: whoever assumed it has to check it."""
+    must_be_held()
+    env = None if mode is None else mode.shape_env
+    found: list[Any] = []
+    if env is None or not env.var_to_range:
+        yield found
+        return
+    before, count = _state(env), len(env.guards)
+    hints_of(env).update({s: sympy.sympify(n) for s, n in sizes.items()})
+    env.frozen = False  # Dynamo has made its guards: others would be dropped
+    _changed(env)
+    try:
+        yield found
+        found += [guard.expr for guard in env.guards[count:]]
+    finally:
+        _restore(env, before)
 
 
 def _state(env: ShapeEnv) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aheadgrad.torchlayer.lock import here
-from aheadgrad.torchlayer.symbols import Number
+from aheadgrad.torchlayer.symbols import Number, hints_of
 
 __all__ = [
     "DATA_DEPENDENT_ERRORS",
@@ -107,9 +108,11 @@ def fake_like(mode: FakeTensorMode, t: Tensor) -> FakeTensor:
 
 
 def with_strides(fake: FakeTensor, strides: Iterable[Any]) -> FakeTensor:
-    """A fake tensor like this one, laid out otherwise."""
+    """A fake tensor like this one, laid out otherwise; strides may be numbers of ours."""
+    numbers = Fakes(fake.fake_mode, ())
     with fake.fake_mode:
-        made = torch.empty_strided(fake.size(), tuple(strides), dtype=fake.dtype, device=fake.device)
+        stride = [numbers.number(s) for s in strides]
+        made = torch.empty_strided(fake.size(), stride, dtype=fake.dtype, device=fake.device)
     assert isinstance(made, FakeTensor)
     return made
 
@@ -181,6 +184,13 @@ def marked_sizes(t: Tensor) -> tuple[set[int], set[int]]:
     return dynamic, set(marks.get("_dynamo_static_indices", ()))
 
 
+def _range(symbol: Any) -> ValueRanges[Any]:
+    """What is known of a symbol that no environment knows: sizes that are given begin at 2."""
+    if symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)):
+        return ValueRanges.unknown_int() if symbol.is_integer else ValueRanges.unknown()
+    return ValueRanges(2, int_oo)
+
+
 class Fakes:
     """Makes fake tensors and symbolic numbers from values, in a given mode or in one of its own."""
 
@@ -190,13 +200,12 @@ class Fakes:
         env = self.mode.shape_env
         self.env = env
         self._made: dict[Number, Any] = {}
-        if mode is None and env is not None:
-            known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+        if env is not None:
             for n in numbers:
-                for symbol in n.expr.free_symbols:
-                    env.var_to_range.setdefault(symbol, ValueRanges(2, int_oo))
+                for symbol in n.expr.free_symbols - env.var_to_range.keys():
+                    env.var_to_range[symbol] = _range(symbol)
                 if n.expr.is_Symbol and n.hint is not None:
-                    known[n.expr] = sympy.sympify(n.hint)
+                    hints_of(env).setdefault(n.expr, sympy.sympify(n.hint))
 
     def number(self, value: Any) -> Any:
         """One of torch's symbolic numbers for one of ours."""
@@ -207,7 +216,9 @@ class Fakes:
             make: Any = {int: self.env.create_symintnode, float: self.env.create_symfloatnode}.get(
                 value.kind, self.env.create_symboolnode
             )
-            self._made[value] = make(value.expr) if value.kind is bool else make(value.expr, hint=value.hint)
+            known = value.expr.free_symbols <= hints_of(self.env).keys()  # by now perhaps other numbers
+            hint = {} if value.kind is bool else {"hint": None if known else value.hint}
+            self._made[value] = make(value.expr, **hint)
         return self._made[value]
 
     def tensor(

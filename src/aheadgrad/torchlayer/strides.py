@@ -22,9 +22,8 @@ import sympy
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer.assumptions import hints_of
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel
-from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic, size_hint
+from aheadgrad.torchlayer.symbols import expression, free_symbols, hints_of, is_symbolic, size_hint
 
 Choice = dict[Any, sympy.Integer]
 _MOST_DIMENSIONS = 6

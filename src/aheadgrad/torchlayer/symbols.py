@@ -52,6 +52,12 @@ def expression(value: Any) -> Any:
     return value.expr if type(value) is Number else value.node.expr
 
 
+def hints_of(env: Any) -> dict[Any, Any]:
+    """By symbol, the number that it was when it was made. (Torch has renamed the table.)"""
+    table: dict[Any, Any] = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    return table
+
+
 def frozen_number(value: Any) -> Any:
     """One of torch's symbolic numbers as a value: a plain number, if by now only one is possible."""
     if type(value) is Number or is_ragged(value):
@@ -142,8 +148,7 @@ def typical(value: Any) -> Any:
         return value
     known: dict[Any, Any] = {}
     if isinstance(value, SymInt):
-        env = value.node.shape_env
-        known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+        known = hints_of(value.node.shape_env)
     expr = expression(value)
     return int(expr.xreplace({s: known.get(s, _large(s)) for s in expr.free_symbols}))
 

@@ -19,15 +19,20 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    compute_unbacked_bindings,
+    free_unbacked_symbols,
+)
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.kernels import for_real
-from aheadgrad.torchlayer.symbols import expression, free_symbols, is_symbolic
+from aheadgrad.torchlayer.symbols import expression, free_symbols, hints_of, is_symbolic
 
 __all__ = [
+    "Bindings",
     "DataDependentOutputException",
     "Demands",
     "DynamicOutputShapeException",
@@ -87,6 +92,29 @@ def sizes_in(t: Any) -> set[Any]:
         for n in (*t.size(), *strided):
             found |= sizes_from_values(n)
     return found
+
+
+class Bindings:
+    """Which node of a graph each such symbol comes from, and where it stands in the node's value, as torch
+    notes it in `meta["unbacked_bindings"]`: who computes the values again knows the new symbols by that."""
+
+    def __init__(self, env: ShapeEnv | None) -> None:
+        self.env = env
+        self.bound: set[Any] = set()
+        if env is not None:
+            env.pending_fresh_unbacked_symbols.clear()  # all are bound by the nodes of our own graph
+
+    def of(self, value: Any) -> Any:
+        """Of the symbols that this value is the first to show."""
+        parts = value if isinstance(value, list | tuple) else (value,)
+        new = set().union(*(sizes_in(p) | sizes_from_values(p) for p in parts)) - self.bound
+        if self.env is None or not new:
+            return None
+        self.bound |= new
+        self.env.pending_fresh_unbacked_symbols.extend(new)
+        found = compute_unbacked_bindings(self.env, value, peek=True)
+        self.env.pending_fresh_unbacked_symbols.clear()
+        return found
 
 
 def as_tensor(number: Any) -> Tensor:
@@ -207,8 +235,7 @@ def _number(value: Any, n: int, bound: dict[Any, int] | None = None) -> int:
     """A size where those that values decide are `n`, unless they are bound."""
     if not isinstance(value, SymInt):
         return int(value)
-    env, expr = value.node.shape_env, expression(value)
-    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    known, expr = hints_of(value.node.shape_env), expression(value)
     return int(
         expr.xreplace({s: sympy.Integer((bound or {}).get(s, known.get(s, n))) for s in expr.free_symbols})
     )
