@@ -10,6 +10,7 @@ backward is compiled for. A program that Inductor cannot compile runs op by op, 
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,18 +18,21 @@ from torch import Tensor, fx
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
+from aheadgrad.backends.for_sizes import ForSizes, Sizes
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Op, Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
+from aheadgrad.torchlayer.assumptions import of_its_own
 from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 
 _CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+_SEEN_FIRST: Sizes = {}
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,7 @@ class Inductor:
                 return Executable(_counted(made.call), made.strides)
             return made
         run = _Backward(self, request)
-        kept = any(isinstance(slot, Saved) for slot, _ in program.outputs)
-        return Executable(run, run.first().strides if kept else None)
+        return Executable(run, run.first().strides if _keeps(program) else None)
 
     def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
         try:
@@ -80,6 +83,24 @@ class Inductor:
             warnings.warn(text, FallbackWarning, stacklevel=stacklevel_of_user())
 
     def _by_inductor(self, request: Request, donated: tuple[int, ...]) -> Executable:
+        run, strides, assumed = self._made(request, donated)
+        if not assumed:
+            return Executable(run, strides)
+        if _keeps(request.program):
+            raise FallbackError("the layout of what it keeps would depend on sizes")
+
+        def again(sizes: Sizes) -> tuple[Boxed, list[Any]]:
+            run, _, assumed = self._made(request, donated, sizes)
+            return run, assumed
+
+        sized = ForSizes(request.example_inputs(), again, lambda: op_by_op(request).call)
+        sized.add(run, assumed)
+        return Executable(sized)
+
+    def _made(
+        self, request: Request, donated: tuple[int, ...], sizes: Sizes = _SEEN_FIRST
+    ) -> tuple[Boxed, Any, list[Any]]:
+        """What runs, the strides of its results, and what a backward assumes of its sizes."""
         outputs = request.program.outputs
         family = request.shared.setdefault("family", inductor.Family())
         request = replace(request, mode=family.mode_like(request.mode), program=_named(request, donated))
@@ -87,16 +108,18 @@ class Inductor:
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
         ]
-        made, strides = inductor.compile_graph(
-            request.module,
-            request.example_inputs(),
-            family,
-            self.mode,
-            role=request.role,
-            static=_static(request),
-            donated=donated,
-            visible=visible,
-        )
+        in_entry: Any = nullcontext([])
+        with of_its_own(request.mode, sizes) if request.role == "backward" else in_entry as assumed:
+            made, strides = inductor.compile_graph(
+                request.module,
+                request.example_inputs(),
+                family,
+                self.mode,
+                role=request.role,
+                static=_static(request),
+                donated=donated,
+                visible=visible,
+            )
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
 
@@ -111,8 +134,12 @@ class Inductor:
             return results
 
         if request.role == "backward" or _devices(request.program) != ["cpu"]:
-            return Executable(run, strides)
-        return Executable(_raising_as_eager(run, request), strides)
+            return run, strides, assumed
+        return _raising_as_eager(run, request), strides, assumed
+
+
+def _keeps(program: Program) -> bool:
+    return any(isinstance(slot, Saved) for slot, _ in program.outputs)
 
 
 def _raising_as_eager(run: Boxed, request: Request) -> Boxed:

@@ -23,10 +23,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
+from aheadgrad.torchlayer.symbols import frozen_numbers, hints_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
@@ -199,11 +200,11 @@ class Family:
     mode: FakeTensorMode | None = None
 
     def mode_like(self, mode: FakeTensorMode | None) -> FakeTensorMode:
-        """One that knows of symbols, though there may be none: Inductor's cache asks for that."""
-        if mode is not None and mode.shape_env is not None:
-            return mode
-        if self.mode is None:
-            self.mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+        """One of Inductor's own, which makes others forget what they know of their tensors. It knows of
+        symbols, though there may be none: Inductor's cache asks for that."""
+        env = None if mode is None else mode.shape_env
+        if self.mode is None or env not in (None, self.mode.shape_env):
+            self.mode = FakeTensorMode(shape_env=env or ShapeEnv(), static_shapes=True)
         return self.mode
 
     def arguments(self) -> dict[str, Any]:
@@ -249,7 +250,6 @@ def compile_graph(
     output.meta["user_visible_output_idxs"] = list(visible)
     written = [i for i, node in enumerate(module.graph.find_nodes(op="placeholder")) if _is_written(node)]
     context = TracingContext(mode_of(list(inputs)))
-    context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
     with _configured(mode), tracing(context):
         made = compile_fx_inner(
@@ -260,8 +260,22 @@ def compile_graph(
             is_inference=role == "inference",
             **family.arguments(),
         )
-    strides = context.output_strides
-    return _moving_versions(made, written) if written else made, tuple(strides) if strides else None
+    strides = _strides(made, context.fake_mode)
+    return _moving_versions(made, written) if written else made, strides
+
+
+def _strides(made: Any, mode: FakeTensorMode | None) -> tuple[Any, ...] | None:
+    """How results are laid out, with symbols. (What torch would report are numbers of this call.)"""
+    found = getattr(made, "output_strides", None)
+    if not found or mode is None or mode.shape_env is None:
+        return None
+    env, hints = mode.shape_env, hints_of(mode.shape_env)
+    known = ((s, int(hints[s]) if s in hints else None) for s in env.var_to_range if s.is_integer)
+    sizes = {str(s): env.create_symintnode(s, hint=hint) for s, hint in known}
+    return tuple(
+        texts and frozen_numbers(eval(t, SYMPY_INTERP, sizes) for t in texts)  # Python, as Inductor wrote it
+        for texts in found
+    )
 
 
 def _is_written(node: fx.Node) -> bool:
