@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.backends.for_sizes import ForSizes, Sizes
+from aheadgrad.backends.said_by_eager import raise_as_eager
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
@@ -143,7 +144,7 @@ def _keeps(program: Program) -> bool:
 
 
 def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
-    """A kernel that finds an index out of range knows of no IndexError: eager's ops say what is wrong."""
+    """Eager's ops say what is wrong."""
     if any(op.keep and not is_random(op.target) for op in request.program.ops):
         return run  # what has an effect must not run twice
 
@@ -152,7 +153,7 @@ def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
         try:
             return run(args)
         except RuntimeError:
-            op_by_op(request).call(given)
+            raise_as_eager(request.program, given)
             raise
 
     return call

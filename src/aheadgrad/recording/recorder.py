@@ -127,6 +127,10 @@ class Recorder(TorchDispatchMode):
             return self._constant(args[0])
         elif func is zeros.MADE or self.zeros:
             func, args, kwargs, out = self._with_zeros(func, types, args, kwargs)
+            if func is zeros.ZEROS and func in self.decompositions:
+                out = self._decomposed(func, args, kwargs)
+                self.zeros.add(out)
+                return out
         else:
             args, kwargs = self._only_fakes(args, kwargs)
             with no_function_modes():  # autograd calls back with function modes on
