@@ -117,9 +117,15 @@ def _headers_when_needed() -> Iterator[None]:
 @contextmanager
 def _instructions_known() -> Iterator[None]:
     """What instructions there are is found out by `begin`, which may still be at it."""
-    from torch._inductor import cpu_vec_isa
+    from torch._inductor import config, cpu_vec_isa
 
-    with patch.object(cpu_vec_isa, "valid_vec_isa_list", lambda: _instructions().result()):
+    original = cpu_vec_isa.valid_vec_isa_list
+
+    def known() -> Any:
+        chosen = config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY")
+        return original() if chosen else _instructions().result()
+
+    with patch.object(cpu_vec_isa, "valid_vec_isa_list", known):
         yield
 
 
@@ -135,8 +141,8 @@ os.register_at_fork(after_in_child=_instructions.cache_clear)
 
 
 def _try_instructions() -> Any:
-    """Inductor tries each kind of vector instructions in a process of its own. What it finds is kept beside
-    its compiled code."""
+    """Inductor tries each kind of vector instructions in a process of its own, and takes the best one that
+    works: only that is tried. What is found is kept beside its compiled code."""
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import cache_dir, code_hash
 
@@ -154,7 +160,10 @@ def _try_instructions() -> Any:
         return found
 
     with patch.object(cpu_vec_isa.VecISA, "check_build", works):
-        return cpu_vec_isa.valid_vec_isa_list()
+        able = cpu_vec_isa.x86_isa_checker()
+        kinds = (k for k in cpu_vec_isa.supported_vec_isa_list if all(f in able for f in str(k).split()))
+        best = next(filter(None, kinds), None)
+        return cpu_vec_isa.valid_vec_isa_list() if best is None else [best]
 
 
 @functools.cache
