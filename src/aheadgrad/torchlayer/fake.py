@@ -200,7 +200,7 @@ class Fakes:
         env = self.mode.shape_env
         self.env = env
         self._made: dict[Number, Any] = {}
-        if env is not None:
+        if env is not None and not env.var_to_sources:  # or else it knows where its symbols come from
             for n in numbers:
                 for symbol in n.expr.free_symbols - env.var_to_range.keys():
                     env.var_to_range[symbol] = _range(symbol)
@@ -216,7 +216,8 @@ class Fakes:
             make: Any = {int: self.env.create_symintnode, float: self.env.create_symfloatnode}.get(
                 value.kind, self.env.create_symboolnode
             )
-            known = value.expr.free_symbols <= hints_of(self.env).keys()  # by now perhaps other numbers
+            hints = [hints_of(self.env).get(s) for s in value.expr.free_symbols]
+            known = all(isinstance(n, sympy.Number) for n in hints)  # by now perhaps others than recorded
             hint = {} if value.kind is bool else {"hint": None if known else value.hint}
             self._made[value] = make(value.expr, **hint)
         return self._made[value]

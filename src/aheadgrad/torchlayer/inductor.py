@@ -27,11 +27,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
-from aheadgrad.torchlayer.symbols import frozen_numbers, hints_of
+from aheadgrad.torchlayer.symbols import written_numbers
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
@@ -349,22 +349,10 @@ def compile_graph(
             is_inference=role == "inference",
             **family.arguments(),
         )
-    strides = _strides(made, context.fake_mode)
+    texts = getattr(made, "output_strides", None) or ()  # torch would put the sizes of this call in
+    env = None if family.mode is None else family.mode.shape_env
+    strides = tuple(t and written_numbers(env, t) for t in texts) or None
     return _moving_versions(made, written) if written else made, strides
-
-
-def _strides(made: Any, mode: FakeTensorMode | None) -> tuple[Any, ...] | None:
-    """How results are laid out, with symbols. (What torch would report are numbers of this call.)"""
-    found = getattr(made, "output_strides", None)
-    if not found or mode is None or mode.shape_env is None:
-        return None
-    env, hints = mode.shape_env, hints_of(mode.shape_env)
-    known = ((s, int(hints[s]) if s in hints else None) for s in env.var_to_range if s.is_integer)
-    sizes = {str(s): env.create_symintnode(s, hint=hint) for s, hint in known}
-    return tuple(
-        texts and frozen_numbers(eval(t, SYMPY_INTERP, sizes) for t in texts)  # Python, as Inductor wrote it
-        for texts in found
-    )
 
 
 def _is_written(node: fx.Node) -> bool:

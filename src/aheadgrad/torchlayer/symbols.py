@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +80,16 @@ class Shape(tuple[Any, ...]):
 
 def frozen_numbers(values: Any) -> tuple[Any, ...]:
     return tuple(n if type(n) is int else frozen_number(n) if is_symbolic(n) else n for n in values)
+
+
+def written_numbers(env: Any, texts: Iterable[str]) -> tuple[Any, ...]:
+    """Numbers that torch wrote as Python over the symbols of an environment."""
+    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+
+    hints = hints_of(env)
+    known = ((s, int(hints[s]) if s in hints else None) for s in env.var_to_range if s.is_integer)
+    sizes = {str(s): env.create_symintnode(s, hint=hint) for s, hint in known}
+    return frozen_numbers(eval(text, SYMPY_INTERP, sizes) for text in texts)
 
 
 def with_numbers(value: Any, sizes: Mapping[Any, Any]) -> Any:
