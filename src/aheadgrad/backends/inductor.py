@@ -102,8 +102,13 @@ class Inductor:
             raise FallbackError("the layout of what it keeps would depend on sizes")
 
         def again(sizes: Sizes) -> tuple[Boxed, list[Any]]:
-            run, _, assumed = self._made(request, donated, sizes)
-            return run, assumed
+            try:
+                with inductor.quietly(), no_collection():
+                    run, _, assumed = self._made(request, donated, sizes)
+                return run, assumed
+            except Exception as error:
+                self.tell(request, reason_of(error))
+                return op_by_op(request).call, []
 
         sized = ForSizes(request.example_inputs(), again, lambda: op_by_op(request).call)
         sized.add(run, assumed)
@@ -116,13 +121,13 @@ class Inductor:
         outputs = request.program.outputs
         family = request.shared.setdefault("family", inductor.Family())
         request = replace(request, mode=family.mode_like(request.mode), program=_named(request, donated))
-        plain = _leave_out(request)
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
         ]
         kernels = inductor.Kernels() if _devices(request.program) == ["cpu"] else None
         in_entry: Any = nullcontext([])
         with of_its_own(request.mode, sizes) if request.role == "backward" else in_entry as assumed:
+            plain = _leave_out(request)
             made, strides = inductor.compile_graph(
                 request.module,
                 request.example_inputs(),
