@@ -34,6 +34,7 @@ from aheadgrad.report.journal import Journal
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.progress import progress
 from aheadgrad.torchlayer import inductor
+from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 
@@ -131,7 +132,7 @@ class Compiler:
 
     @contextmanager
     def _watch(self, role: str) -> Iterator[None]:
-        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."):
+        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."), garbage_of_its_own():
             yield
 
     def _now(self, request: Request) -> Executable:

@@ -13,21 +13,24 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock, get_ident
 from types import CodeType, FunctionType
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._dynamo import eval_frame, exc
+from torch._dynamo import eval_frame, exc, symbolic_convert
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import graph_break_reasons
 from torch._guards import TracingContext
+from torch._logging._internal import log_state
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
 from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
+from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
@@ -109,10 +112,12 @@ class _Frames:
         try:
             with (
                 ONE_AT_A_TIME,
+                garbage_of_its_own(),
                 configured(self.limit),
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
+                _files_left_unread(),
             ):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
                 call_directly(result.guarded_code, frame.f_globals)
@@ -200,9 +205,10 @@ def configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
 
     Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
+    Garbage is looked for when all is done.
     """
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, **limit
+        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, run_gc_after_compile=False, **limit
     )
     return patched
 
@@ -228,6 +234,14 @@ def _quiet_about_limits() -> Iterator[None]:
             yield
     finally:
         _LOG.removeFilter(is_other)
+
+
+@contextmanager
+def _files_left_unread() -> Iterator[None]:
+    """For its logs Dynamo reads through each file that it meets, whether or not somebody wants them."""
+    wanted = any(map(log_state.is_artifact_enabled, ("trace_call", "trace_source")))
+    with nullcontext() if wanted else patch.object(symbolic_convert, "get_funcname", lambda file, line: None):
+        yield
 
 
 def compiled_by_dynamo(
