@@ -13,25 +13,24 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from threading import RLock, get_ident
 from types import CodeType, FunctionType
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._dynamo import eval_frame, exc, symbolic_convert
+from torch._dynamo import eval_frame, exc
 from torch._dynamo.mutation_guard import GenerationTracker
 from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
 from torch._dynamo.utils import graph_break_reasons
 from torch._guards import TracingContext
-from torch._logging._internal import log_state
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
 from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
 from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.dynamo_besides import nothing_besides
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
 
@@ -117,7 +116,7 @@ class _Frames:
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
-                _files_left_unread(),
+                nothing_besides(),
             ):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
                 call_directly(result.guarded_code, frame.f_globals)
@@ -234,14 +233,6 @@ def _quiet_about_limits() -> Iterator[None]:
             yield
     finally:
         _LOG.removeFilter(is_other)
-
-
-@contextmanager
-def _files_left_unread() -> Iterator[None]:
-    """For its logs Dynamo reads through each file that it meets, whether or not somebody wants them."""
-    wanted = any(map(log_state.is_artifact_enabled, ("trace_call", "trace_source")))
-    with nullcontext() if wanted else patch.object(symbolic_convert, "get_funcname", lambda file, line: None):
-        yield
 
 
 def compiled_by_dynamo(
