@@ -48,7 +48,7 @@ def garbage_of_its_own() -> Iterator[None]:
 
 @contextmanager
 def collection_again() -> Iterator[None]:
-    """For a part of it that takes long."""
+    """For a part of it that is not ours: who knows how long it takes, and what it leaves."""
     if not _here.paused:
         yield
         return

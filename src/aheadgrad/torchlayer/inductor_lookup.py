@@ -21,16 +21,13 @@ from unittest.mock import patch
 import torch
 from torch.fx import graph_module
 
-from aheadgrad.torchlayer.collection import collection_again
-
 _NO_SOURCES = ("bin", "include", "lib", "share")
 _TRACE = logging.getLogger("torch.__trace")
 
 
 @contextmanager
 def looked_up_quickly() -> Iterator[None]:
-    """Around Inductor's inner compile. Garbage is collected where kernels are made, which takes long; a look
-    into the cache is over before that."""
+    """Around Inductor's inner compile."""
     from torch._inductor import codecache, compile_fx
     from torch._inductor.runtime import compile_tasks
 
@@ -40,7 +37,6 @@ def looked_up_quickly() -> Iterator[None]:
         def put(owner: Any, name: str, other: Any) -> None:
             patches.enter_context(patch.object(owner, name, other))
 
-        put(compile_fx, "fx_codegen_and_compile", collection_again()(compile_fx.fx_codegen_and_compile))
         if not codecache.log.isEnabledFor(logging.DEBUG) and not _TRACE.handlers:
             put(codecache.FxGraphCachePickler, "debug_lines", lambda pickler, details: [])
         if torch._dynamo.config.repro_after is None:
