@@ -45,22 +45,6 @@ def test_gradient_of_some_returned_intermediates_is_refused(fn: Callable[..., An
         torch.autograd.grad(out.sum(), h)
 
 
-def test_a_hook_on_one_of_several_connected_outputs_is_called_for_the_others() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x.sin()
-        return h * 2, h * 3
-
-    def calls(fn: Callable[..., Any]) -> list[bool]:
-        found: list[bool] = []
-        a, b = fn(torch.ones(3, requires_grad=True))
-        a.register_hook(lambda g: found.append(g is None))
-        b.sum().backward()
-        return found
-
-    assert calls(fn) == []
-    assert calls(aheadgrad.compile(fn, frontend="trace")) == [True]
-
-
 def test_second_derivatives_of_conjugates_inside_subclasses_are_refused() -> None:
     def second(fn: Callable[..., Any]) -> Any:
         x = TwoTensor(torch.ones(3), torch.full((3,), 2.0)).requires_grad_()
@@ -73,21 +57,6 @@ def test_second_derivatives_of_conjugates_inside_subclasses_are_refused() -> Non
     assert bool((second(fn).a != 0).any())  # eager forgets to conjugate: this derivative is zero
     with pytest.raises(FallbackError, match="conjugated"):
         second(aheadgrad.compile(fn, fallback="error", frontend="trace"))
-
-
-def test_connected_outputs_one_after_the_other_need_retain_graph() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
-        h = x + 1
-        return h.sin(), h.cos()
-
-    for run in (fn, aheadgrad.compile(fn, fallback="error", frontend="trace")):
-        a, b = run(torch.ones(3, requires_grad=True))
-        a.sum().backward()
-        if run is fn:
-            b.sum().backward()
-        else:
-            with pytest.raises(RuntimeError, match="a second time"):
-                b.sum().backward()
 
 
 def test_decisions_on_values_are_refused_and_name_the_line() -> None:

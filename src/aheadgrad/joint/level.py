@@ -106,7 +106,8 @@ class Component:
     """Exits with a common history, and the targets they lead back to.
 
     `keeps` are values that eager keeps for their derivatives; `saves` the memory of all that eager saves, for
-    each exit; `once` the exits (by their place here) whose backward works only once.
+    each exit; `once` the exits (by their place here) whose backward works only once; `quiet` those whose
+    hooks are not called in a backward of the others; `apart`: they lead to different leaves.
     """
 
     number: int
@@ -116,6 +117,8 @@ class Component:
     keeps: tuple[Value, ...] = ()
     saves: tuple[frozenset[int], ...] = ()
     once: tuple[int, ...] = ()
+    quiet: tuple[int, ...] = ()
+    apart: bool = False
 
     @property
     def has_boundary(self) -> bool:

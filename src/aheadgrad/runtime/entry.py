@@ -160,6 +160,8 @@ class _Making:
             little=usual is not None and is_little(self.split.backwards[number]),
             fresh=tuple(name.startswith("r") for name in tensor_names),
             feeds=any(c.has_boundary for c in joint.components),
+            quiet=component.quiet,
+            apart=component.apart,
         )
         sizes = [self._size_name(name) for name, _ in saved.sizes]
         told = direct is not None, bool(ways.loose), watched

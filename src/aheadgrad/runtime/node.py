@@ -22,6 +22,7 @@ from aheadgrad.runtime.freeing import BACKWARD_TWICE, free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
+from aheadgrad.torchlayer.hooks import quiet_hooks, quiet_leaves
 from aheadgrad.torchlayer.wanted import Wanted, wanted_inputs
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def make_node(
     little: bool = False,
     fresh: tuple[bool, ...] = (),
     holding: tuple[int, ...] = (),
+    quiet: tuple[int, ...] = (),
+    apart: bool = False,
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
@@ -59,7 +62,8 @@ def make_node(
     whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
     gradient for them. `selects`: the node asks which gradients are wanted,
     unless there is `little` to save, and it matters to nobody. `holding`: the outputs whose backward uses up
-    what was saved.
+    what was saved. `quiet`: those whose hooks are called with gradients only. `apart`: outputs lead to
+    different leaves.
     """
     names = Namespace()
     if direct is not None:
@@ -68,9 +72,8 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(
-            outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh, holding
-        )
+        asked = watched, visits_below, feeds, selects, little, fresh, holding, apart
+        shape = _Shape(outputs, saved, sizes, inputs, *asked)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
         run, backward_source = _nowhere_backward(names, watched, failure)
@@ -79,7 +82,8 @@ def make_node(
         (NodeBase,),
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
-    return bare_apply(node, _OF_NODES), forward_source + "\n" + backward_source
+    hooks = {"_register_hook_dict": quiet_hooks(frozenset(quiet))} if quiet else {}
+    return bare_apply(node, {**_OF_NODES, **hooks}), forward_source + "\n" + backward_source
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,7 @@ class _Shape:
     little: bool
     fresh: tuple[bool, ...]
     holding: tuple[int, ...]
+    apart: bool
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,9 @@ def _first(
     if shape.watched:
         present = ", ".join(f"{t} is not None" for t in tangents)
         script.line(f"{name(_check_watched, 'check_watched')}(ctx, ({present},))")
+    if shape.apart:
+        with script.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
+            script.line(f"{name(quiet_leaves, 'quiet_leaves')}(ctx)")
     if shape.visits_below:
         script.line(f"{name(free_below, 'free_below')}(ctx)")
 
