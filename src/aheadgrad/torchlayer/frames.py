@@ -29,6 +29,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
 from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
 from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.dynamo_functions import backwards_are_noted
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
 
@@ -110,6 +111,7 @@ class _Frames:
             with (
                 ONE_AT_A_TIME,
                 configured(self.limit),
+                backwards_are_noted(),
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
