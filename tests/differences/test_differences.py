@@ -87,6 +87,43 @@ def test_a_changed_tensor_is_refused_even_if_another_output_needs_it() -> None:
         run(aheadgrad.compile(fn, frontend="trace"))
 
 
+def test_eager_does_not_know_what_a_changed_view_from_no_grad_is() -> None:
+    """There is nothing to agree with: it depends on the formula, and on how gradients are asked for."""
+    ops = (torch.cos, torch.exp, torch.square)
+
+    def outcome(op: Callable[..., Any], back: Callable[..., Any]) -> str:
+        x = torch.ones(3, requires_grad=True)
+        base = x * 1
+        with torch.no_grad():
+            view = base.view(3)
+        out = op(view)
+        base.mul_(2)
+        try:
+            back((out + base).sum(), x)
+        except RuntimeError as error:
+            return str(error)[:38]
+        return "returns"
+
+    raises = "A view was created in no_grad mode and"
+    assert [outcome(op, lambda out, x: out.backward()) for op in ops] == [raises, "returns", raises]
+    assert {outcome(op, torch.autograd.grad) for op in ops} == {"returns"}
+
+
+def test_an_input_that_is_cut_off_before_backward() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.sin() * x
+
+    def run(fn: Callable[..., Any]) -> None:
+        x = torch.ones(3, requires_grad=True) * 1
+        out = fn(x)
+        x.detach_()
+        out.sum().backward()
+
+    run(aheadgrad.compile(fn, fallback="error", frontend="trace"))
+    with pytest.raises(RuntimeError, match="detached in-place"):
+        run(fn)
+
+
 def expanded_write(x: Tensor) -> Tensor:
     x.expand(3).fill_(1.0)
     return x

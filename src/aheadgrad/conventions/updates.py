@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from aheadgrad.conventions import wholes
 from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
+from aheadgrad.conventions.interior import keep_viewed
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
@@ -118,6 +119,9 @@ def emit_watches(script: Script, a: Assembly) -> None:
             )
             once = next((w.outputs for w in node.watches if not w.name), ())
             script.line(f"r{node.exits[0]}.grad_fn.watch = (({watched}), {once})")
+        if node.viewed:
+            given = ", ".join(a.input_names[i] for i in node.viewed)
+            script.line(f"{script.names.name(keep_viewed, 'keep_viewed')}(r{node.exits[0]}.grad_fn, {given})")
 
 
 def _held(a: Assembly, name: str) -> str:

@@ -107,7 +107,8 @@ class Component:
 
     `keeps` are values that eager keeps for their derivatives; `saves` the memory of all that eager saves, for
     each exit; `once` the exits (by their place here) whose backward works only once; `quiet` those whose
-    hooks are not called in a backward of the others; `apart`: they lead to different leaves.
+    hooks are not called in a backward of the others; `apart`: they lead to different leaves; `viewed`: inputs
+    of which views are leaves inside.
     """
 
     number: int
@@ -119,6 +120,7 @@ class Component:
     once: tuple[int, ...] = ()
     quiet: tuple[int, ...] = ()
     apart: bool = False
+    viewed: tuple[int, ...] = ()
 
     @property
     def has_boundary(self) -> bool:

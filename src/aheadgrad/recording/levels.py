@@ -20,6 +20,7 @@ from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.recording.walks import leaves_behind
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
@@ -176,7 +177,9 @@ class _Levels:
         alone = tuple(k for k, i in enumerate(c.exits) if not self._has_siblings(c, i))
         quiet = alone if len(c.exits) > 1 else ()
         apart = len({leaves_behind(c.nodes_of[i]) for i in c.exits}) > 1
-        told = tuple(saved), once, quiet, apart
+        bases = {id(base_of(leaf)) for leaf in c.other_leaves if is_view(leaf)}
+        viewed = tuple(k for k, e in enumerate(self.session.entrances) if id(e.seen) in bases)
+        told = tuple(saved), once, quiet, apart, viewed
         return values.Component(number, tuple(c.exits), targets, expected, keeps, *told)
 
     def _has_siblings(self, c: Component, i: int) -> bool:
