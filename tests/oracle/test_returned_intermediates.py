@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -234,8 +235,40 @@ def changed_again_out_of_sight(x: Tensor, w: Tensor) -> Any:
     return y * 2
 
 
-@pytest.mark.parametrize("fn", [changed, changed_twice, changed_and_viewed, changed_again_out_of_sight])
-@pytest.mark.parametrize("view", [False, True])
+def needed_as_it_was(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    x.sin_()
+    return x.exp() * y
+
+
+def both_needed_as_they_were(x: Tensor, w: Tensor) -> Any:
+    y = x + w
+    x.mul_(y)
+    w.add_(x)
+    return x * w * y, y
+
+
+def changed_and_reshaped(x: Tensor, w: Tensor) -> Any:
+    y = x + w
+    x.mul_(2)
+    x.unsqueeze_(0)
+    return x.sin() * w, y
+
+
+CHANGES = [
+    changed,
+    changed_twice,
+    changed_and_viewed,
+    changed_again_out_of_sight,
+    needed_as_it_was,
+    both_needed_as_they_were,
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "view"),
+    [(changed_and_reshaped, False), *product(CHANGES, [False, True])],
+)
 def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> None:
     """A view's history is made anew by autograd once its memory has changed out of sight."""
 

@@ -136,6 +136,8 @@ class Components:
         self.exits = exits
         self.targets = targets
         self.views: dict[Edge, Target] = {}
+        self.entered: list[Edge] = []
+        self.before: set[int] = set()  # changed inputs that are needed as they were, too
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
     def find(
@@ -153,9 +155,11 @@ class Components:
             torn = _torn(self.exits, components) if cut else set()
             if not torn:
                 return components
-            for i in torn:
+            again = {i for i in torn if self.exits[i].updates in self.before}
+            self.before |= {self.exits[i].updates for i in torn}  # type: ignore[misc]
+            for i in again:
                 self.exits[i].handed_out, self.exits[i].updates = False, None
-            views = [v for v in views if v.root not in {self.exits[i].slot for i in torn}]
+            views = [v for v in views if v.root not in {self.exits[i].slot for i in again}]
             del self.exits[own:]
             self.views.clear()
 
@@ -214,6 +218,9 @@ class Components:
         ends = {*self.ends, *self.views}
         short = {i: walk(edge_of(self.exits[i].traced), ends) for i in walks}
         taken = {edge_of(self.exits[i].traced) for i in walks if self.exits[i].handed_out}
+        self.entered = self._entered(walks)
+        for edge in self.entered:
+            found[self._passage(edge)] = walk(edge)
         for group in groups_of(short):
             users = users_of({i: short[i] for i in group})
             edges = {i: edge_of(self.exits[i].traced) for i in group}
@@ -224,6 +231,12 @@ class Components:
                     found[self._passage(edge)] = walk(edge, self.ends)
         return found
 
+    def _entered(self, walks: dict[int, Walk]) -> list[Edge]:
+        """Where changed inputs come in, as they were."""
+        leaves = {id(t.leaf) for t in self.targets if t.kind == "input" and t.index in self.before}
+        nodes = {node: None for w in walks.values() for node in w.entered}
+        return [(node, 0) for node in nodes if id(node.next_functions[0][0].variable) in leaves]
+
     def _cut(self, levels: dict[int, int], users: Users) -> list[Component]:
         """From the outputs that rest on no others upwards: what a component has, those above end at."""
         owners: dict[Any, Component] = {}
@@ -233,7 +246,8 @@ class Components:
         components: list[Component] = []
         for level in range(max(levels.values()) + 1):
             members = [i for i in levels if levels[i] == level]
-            walks = {i: walk(edge_of(self.exits[i].traced), self.views, owners) for i in members}
+            starts = {i: edge_of(self.exits[i].traced) for i in members}
+            walks = {i: walk(e, {*self.views, *self.entered} - {e}, owners) for i, e in starts.items()}
             made = []
             for group in self._together(groups_of(walks), users):
                 component = self._component(group, walks)
