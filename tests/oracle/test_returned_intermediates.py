@@ -286,3 +286,35 @@ def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> Non
         return found, first, grad(first, list(leaves), allow_unused=True, create_graph=False), x._version
 
     agree(fn, play)
+
+
+def changed_through_data(a: Tensor, b: Tensor) -> Any:
+    b.data.add_(1)
+    return b.cumsum(0) * 2, a.sin()
+
+
+def changed_without_grad(a: Tensor, b: Tensor) -> Any:
+    with torch.no_grad():
+        a.mul_(2)
+    c = b.sin() * a
+    return c, c.exp() + b
+
+
+@pytest.mark.parametrize("fn", [changed_through_data, changed_without_grad])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_an_input_that_is_a_view_of_another_one(fn: Callable[..., Any], leaf: bool) -> None:
+    def play(run: Any) -> Any:
+        x = double(3, 1)
+        a = x if leaf else x * 1
+        b = a.view(1, 3)
+        outs = run(a, b)
+        wanted = [[b], [a], [a, b], [b, x], [x]]
+        found = [
+            torch.autograd.grad(o.sum(), w, allow_unused=True, retain_graph=True)
+            for o in outs
+            for w in wanted
+        ]
+        (first,) = torch.autograd.grad((outs[0] * outs[0]).sum(), b, create_graph=True)
+        return found, first, torch.autograd.grad(first.sum(), [b, x], allow_unused=True)
+
+    agree(fn, play)

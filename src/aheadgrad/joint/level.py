@@ -98,7 +98,7 @@ class Target:
 
     @property
     def is_boundary(self) -> bool:
-        return self.kind in ("exit", "view")
+        return self.kind in ("exit", "view", "member")
 
 
 @dataclass(frozen=True)

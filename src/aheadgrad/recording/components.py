@@ -61,7 +61,7 @@ class Target:
 
     @property
     def is_boundary(self) -> bool:
-        return self.kind in ("exit", "view")
+        return self.kind in ("exit", "view", "member")
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,11 +247,12 @@ class Components:
         for level in range(max(levels.values()) + 1):
             members = [i for i in levels if levels[i] == level]
             starts = {i: edge_of(self.exits[i].traced) for i in members}
-            walks = {i: walk(e, {*self.views, *self.entered} - {e}, owners) for i, e in starts.items()}
+            ends = {*self.views, *self.entered, *self.ends}
+            walks = {i: walk(e, ends - {e}, owners) for i, e in starts.items()}
             made = []
             for group in self._together(groups_of(walks), users):
                 component = self._component(group, walks)
-                for edge in {e: None for i in group for e in walks[i].ends}:
+                for edge in {e: None for i in group for e in walks[i].ends if e not in self.ends}:
                     if edge in self.views:
                         component.targets.append(self.views[edge])
                         continue

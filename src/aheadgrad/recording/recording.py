@@ -143,6 +143,8 @@ class Recording:
             return self.session.entrances[target.index].slot
         if target.kind == "inside":
             return UserInput(target.name)
+        if target.kind == "member":
+            return self.session.members[target.index].slot
         if target.kind == "exit":
             return self.joint.exits[target.index].slot
         return UserOutput(target.index)
@@ -262,9 +264,12 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for i, e in enumerate(forward.session.entrances)
         if e.leaf.requires_grad and _differentiable(e.leaf)
     ]
+    tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
         if m.leaf is not None and m.leaf.requires_grad:
             targets.append(Target("inside", k, m.leaf, f"m{k}"))
+        elif m.seen.grad_fn is not None and m.real.grad_fn is not None and not tracked:
+            targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
             if inner.requires_grad and _differentiable(inner):
