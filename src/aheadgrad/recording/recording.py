@@ -38,6 +38,7 @@ from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, 
 from aheadgrad.recording.views_of_views import taken_through
 from aheadgrad.report.origins import raised_below_users_code
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options
+from aheadgrad.torchlayer.autograd import CreationMeta, creation_meta, is_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
@@ -268,7 +269,7 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     for k, m in enumerate(forward.session.members):
         if m.leaf is not None and m.leaf.requires_grad:
             targets.append(Target("inside", k, m.leaf, f"m{k}"))
-        elif m.seen.grad_fn is not None and m.real.grad_fn is not None and not tracked:
+        elif not tracked and _is_plain_view(m.seen) and _is_plain_view(m.real):
             targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
@@ -277,6 +278,11 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets
+
+
+def _is_plain_view(t: Tensor) -> bool:
+    """Has it a history, and may that be made anew? Not of parts of `split`, nor under no_grad."""
+    return is_view(t) and creation_meta(t) == CreationMeta.DEFAULT and t.grad_fn is not None
 
 
 def _differentiable(t: Tensor) -> bool:
