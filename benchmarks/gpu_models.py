@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -245,44 +246,48 @@ class PairPotential(nn.Module):
         return (self.net(features) * cutoff).sum(dim=(-1, -2))
 
 
-def forces(molecules: int, atoms: int, width: int) -> Callable[[Compile], Step]:
-    def make(compiled: Compile) -> Step:
-        model = PairPotential(atoms, width).cuda()
-        energy = compiled(model)
-        positions = (1.2 * torch.randn(molecules, atoms, 3, device="cuda")).requires_grad_()
-        energies = torch.randn(molecules, device="cuda")
-        given = torch.randn(molecules, atoms, 3, device="cuda")
+def twice(
+    model: nn.Module, loss_of: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+) -> Callable[..., Step]:
+    """A step that differentiates gradients. `loss_of` gets the model, and `inputs`; what is compiled is the
+    model, or the loss with the derivative in it (`whole`)."""
+
+    def make(compiled: Compile, *, whole: bool = False) -> Step:
+        loss = compiled(partial(loss_of, model)) if whole else partial(loss_of, compiled(model))
+        parameters = list(model.parameters())
 
         def step() -> Tensor:
-            found = energy(positions)
-            (gradient,) = torch.autograd.grad(found.sum(), positions, create_graph=True)
-            loss = 0.1 * F.mse_loss(found, energies) + F.mse_loss(-gradient, given)
             model.zero_grad(set_to_none=True)
-            loss.backward(inputs=list(model.parameters()))
-            return loss.detach()
+            found = loss(*inputs)
+            found.backward(inputs=parameters)
+            return found.detach()
 
         return step
 
     return make
 
 
-def penalty(batch: int, width: int) -> Callable[[Compile], Step]:
-    def make(compiled: Compile) -> Step:
-        layers = [m for _ in range(4) for m in (nn.Linear(width, width), nn.LayerNorm(width), nn.SiLU())]
-        critic = nn.Sequential(nn.Linear(64, width), *layers, nn.Linear(width, 1)).cuda()
-        judge = compiled(critic)
-        between = torch.randn(batch, 64, device="cuda", requires_grad=True)
+def forces(molecules: int, atoms: int, width: int) -> Callable[..., Step]:
+    energies = torch.randn(molecules, device="cuda")
+    given = torch.randn(molecules, atoms, 3, device="cuda")
+    positions = (1.2 * torch.randn(molecules, atoms, 3, device="cuda")).requires_grad_()
 
-        def step() -> Tensor:
-            (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
-            critic.zero_grad(set_to_none=True)
-            loss = (slope.norm(dim=-1) - 1).pow(2).mean()
-            loss.backward(inputs=list(critic.parameters()))
-            return loss.detach()
+    def loss_of(energy: Callable[[Tensor], Tensor], positions: Tensor) -> Tensor:
+        found = energy(positions)
+        (gradient,) = torch.autograd.grad(found.sum(), positions, create_graph=True)
+        return 0.1 * F.mse_loss(found, energies) + F.mse_loss(-gradient, given)
 
-        return step
+    return twice(PairPotential(atoms, width).cuda(), loss_of, (positions,))
 
-    return make
+
+def penalty(batch: int, width: int) -> Callable[..., Step]:
+    def loss_of(judge: Callable[[Tensor], Tensor], between: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(judge(between).sum(), between, create_graph=True)
+        return (slope.norm(dim=-1) - 1).pow(2).mean()
+
+    layers = [m for _ in range(4) for m in (nn.Linear(width, width), nn.LayerNorm(width), nn.SiLU())]
+    critic = nn.Sequential(nn.Linear(64, width), *layers, nn.Linear(width, 1)).cuda()
+    return twice(critic, loss_of, (torch.randn(batch, 64, device="cuda", requires_grad=True),))
 
 
 class Network(nn.Module):
@@ -301,21 +306,12 @@ class Network(nn.Module):
         return self.last(h).squeeze(-1)
 
 
-def physics(points: int, width: int) -> Callable[[Compile], Step]:
-    def make(compiled: Compile) -> Step:
-        model = Network(width).cuda()
-        network = compiled(model)
-        x, t = (torch.rand(points, device="cuda", requires_grad=True) for _ in range(2))
+def physics(points: int, width: int) -> Callable[..., Step]:
+    def loss_of(network: Callable[[Tensor, Tensor], Tensor], x: Tensor, t: Tensor) -> Tensor:
+        u = network(x, t)
+        by_x, by_t = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
+        (by_xx,) = torch.autograd.grad(by_x.sum(), x, create_graph=True)
+        return (by_t + u * by_x - 0.05 * by_xx).pow(2).mean()
 
-        def step() -> Tensor:
-            u = network(x, t)
-            by_x, by_t = torch.autograd.grad(u.sum(), (x, t), create_graph=True)
-            (by_xx,) = torch.autograd.grad(by_x.sum(), x, create_graph=True)
-            model.zero_grad(set_to_none=True)
-            loss = (by_t + u * by_x - 0.05 * by_xx).pow(2).mean()
-            loss.backward(inputs=list(model.parameters()))
-            return loss.detach()
-
-        return step
-
-    return make
+    x, t = (torch.rand(points, device="cuda", requires_grad=True) for _ in range(2))
+    return twice(Network(width).cuda(), loss_of, (x, t))

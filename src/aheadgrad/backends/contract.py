@@ -37,7 +37,8 @@ class Wants:
     expected. `partition`: what `partition="default"` means with this backend. `replays`: can random ops run
     again with the numbers that they drew before? `updates`: programs change their inputs themselves, where
     autograd need not see it (the statistics of a BatchNorm). `fuses`: ops that take each element by itself
-    become one kernel with their neighbours, so that what only these read is not written to memory.
+    become one kernel with their neighbours, so that what only these read is not written to memory. `begin` is
+    called with the kind of device when a function is about to be recorded: what takes long starts beside it.
     """
 
     decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
@@ -46,6 +47,7 @@ class Wants:
     replays: bool = True
     updates: bool = False
     fuses: bool = False
+    begin: Callable[[str], None] = lambda device: None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,12 @@ class Request:
     def note(self, text: str) -> None:
         if "note" in self.shared:
             self.shared["note"](text)
+
+    @property
+    def ahead(self) -> bool:
+        """Is an earlier program of this call still being built (a backend keeps it as "building")? Then the
+        backward is compiled meanwhile, not when it is first called."""
+        return bool(self.shared.get("building"))
 
     @property
     def role(self) -> str:

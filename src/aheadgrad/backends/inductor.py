@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
+from aheadgrad.program.collection import no_collection
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Op, Value
@@ -40,7 +41,13 @@ class Inductor:
     warns: bool = field(default=True, compare=False)
 
     wants = Wants(
-        inductor.decompositions, layouts=1, partition="min_cut", replays=False, updates=True, fuses=True
+        inductor.decompositions,
+        layouts=1,
+        partition="min_cut",
+        replays=False,
+        updates=True,
+        fuses=True,
+        begin=inductor.begin,
     )
 
     def __post_init__(self) -> None:
@@ -57,12 +64,15 @@ class Inductor:
                 return Executable(_counted(made.call), made.strides)
             return made
         run = _Backward(self, request)
-        kept = any(isinstance(slot, Saved) for slot, _ in program.outputs)
-        return Executable(run, run.first().strides if kept else None)
+        if any(isinstance(slot, Saved) for slot, _ in program.outputs):
+            return Executable(run, run.first().strides)
+        if request.ahead:
+            run.find(kept=not run.donated)
+        return Executable(run)
 
     def compiled(self, request: Request, donated: tuple[int, ...] = ()) -> Executable:
         try:
-            with inductor.quietly():
+            with inductor.quietly(), no_collection():
                 lacking = next(filter(None, map(inductor.missing, _devices(request.program))), None)
                 if lacking is not None:
                     raise FallbackError(f"{lacking} was not found")
@@ -70,10 +80,10 @@ class Inductor:
                     raise FallbackError("an input becomes what another was, which changes as well")
                 return self._by_inductor(request, donated)
         except Exception as error:
-            self._tell(request, reason_of(error))
+            self.tell(request, reason_of(error))
             return op_by_op(request)
 
-    def _tell(self, request: Request, reason: str) -> None:
+    def tell(self, request: Request, reason: str) -> None:
         text = f"Inductor cannot compile this {request.role} ({reason}); it runs op by op."
         request.note(text)
         if self.warns:
@@ -87,6 +97,7 @@ class Inductor:
         visible = [
             i for i, (slot, v) in enumerate(outputs) if not isinstance(slot, Saved) and type(v) is Value
         ]
+        kernels = inductor.Kernels() if _devices(request.program) == ["cpu"] else None
         made, strides = inductor.compile_graph(
             request.module,
             request.example_inputs(),
@@ -96,6 +107,7 @@ class Inductor:
             static=_static(request),
             donated=donated,
             visible=visible,
+            kernels=kernels,
         )
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
@@ -110,9 +122,50 @@ class Inductor:
                 results[i] = _seen_through(results[i], results[seen])
             return results
 
-        if request.role == "backward" or _devices(request.program) != ["cpu"]:
-            return Executable(run, strides)
-        return Executable(_raising_as_eager(run, request), strides)
+        call: Boxed = run
+        if request.role != "backward" and kernels is not None:
+            call = _raising_as_eager(run, request)
+        if kernels:
+            request.shared["building"] = kernels
+            call = _Building(self, request, Executable(call, strides), kernels)
+        return Executable(call, strides)
+
+
+class _Building:
+    """A program whose kernels are still being compiled when it is first called."""
+
+    def __init__(
+        self, backend: Inductor, request: Request, made: Executable, kernels: inductor.Kernels
+    ) -> None:
+        self.backend, self.request, self.run, self.strides = backend, request, made.call, made.strides
+        self.kernels: inductor.Kernels | None = kernels
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if self.kernels is not None:
+            self._wait(self.kernels)
+        return self.run(args)
+
+    def _wait(self, kernels: inductor.Kernels) -> None:
+        try:
+            with self.request.watch(), inductor.quietly():
+                kernels.wait()
+        except Exception as error:
+            self.backend.tell(self.request, reason_of(error))
+            self.run = self._laid_out(op_by_op(self.request).call)
+        self.kernels = None
+
+    def _laid_out(self, run: Boxed) -> Boxed:
+        """What comes after was compiled for the strides that Inductor had promised."""
+        promised = [(i, s) for i, s in enumerate(self.strides or ()) if s is not None]
+
+        def call(args: list[Any]) -> list[Any]:
+            results = run(args)
+            for i, strides in promised:
+                if results[i].stride() != strides:
+                    results[i] = laid_out(results[i], strides)
+            return results
+
+        return call
 
 
 def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
@@ -211,7 +264,7 @@ class _Backward:
                 args[i] = laid_out(t, strides)
         kept = not self.donated or keeps_graph()
         run = self.made.get(kept)
-        return self._find(kept)(args) if run is None else run(args)
+        return self.find(kept)(args) if run is None else run(args)
 
     def first(self) -> Executable:
         """Compiled now, for those who have to know how its results are laid out."""
@@ -219,7 +272,7 @@ class _Backward:
         self.donated, self.made[True] = (), made.call
         return made
 
-    def _find(self, kept: bool) -> Boxed:
+    def find(self, kept: bool) -> Boxed:
         with RECORDING:
             if kept not in self.made:
                 with self.request.watch():

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from aheadgrad.backends.checked import Checked
 from aheadgrad.backends.contract import (
     Backend,
@@ -86,6 +88,12 @@ def find_backend(backend: Any, mode: str | None = None) -> Backend:
     return Inductor(mode)
 
 
+def begin(options: Options) -> None:
+    """A function is about to be compiled: what its backend does beside that can start."""
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"
+    wants_of(find_backend(options.backend, options.mode)).begin(device)
+
+
 def settled(options: Options, device: str) -> Options:
     """Options with the backend itself, and with what it wishes for; `device` is the kind that is used."""
     if options.backend == "default" and options.mode is None:
@@ -93,6 +101,7 @@ def settled(options: Options, device: str) -> Options:
     else:
         backend = find_backend(options.backend, options.mode)
     wants = wants_of(backend)
+    wants.begin(device)
     chosen = {**wants.decompositions(), **options.decompositions}
     partition = wants.partition if options.partition == "default" else options.partition
     given: dict[str, Any] = {"backend": backend, "mode": None, "decompositions": chosen}
@@ -124,7 +133,7 @@ class Compiler:
         request = Request(program, self.mode, self.layouts, self.shared, given_away)
         if self.backend is compile_eager:
             return only_gradients(program, compile_eager(request, foreign=self.foreign))
-        if program.role == "backward":
+        if program.role == "backward" and not request.ahead:
             later = Later(lambda: self._now(request).call, RECORDING)
             return only_gradients(program, Executable(later))
         return only_gradients(program, self._now(request))

@@ -23,7 +23,7 @@ from torch import fx
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad import errors
-from aheadgrad.backends.registry import find_backend
+from aheadgrad.backends.registry import begin, find_backend
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import CompiledFunction, is_transformed, runs_the_original
@@ -52,12 +52,16 @@ class DynamoFunction(CompiledFunction):
         how.update(limit=options.max_entries, strict=options.fallback == "error")
         graphs = partial(compile_graph, options=options, whose=weakref.ref(self))  # Dynamo keeps it for ever
         self._run, self._frames = compiled_by_dynamo(fn, graphs, self, **how)
+        self._begun = False
 
     def miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_dynamo_compiling() or runs_the_original():
             return self._fn(*args, **kwargs)
         if is_transformed():
             return self._transformed(args, kwargs)
+        if not self._begun:
+            self._begun = True
+            begin(self.options)
         try:
             out = self._run(*args, **kwargs)
         except BaseException:

@@ -123,12 +123,18 @@ class Table:
 
     @cached_property
     def written(self) -> set[Value]:
-        """The roots that the forward writes to memory even where neighbours are fused into one kernel."""
+        """The roots that the forward writes to memory even where neighbours are fused into one kernel: other
+        kernels make them or read them, or lie between their op and a reader."""
         found: set[Value] = set()
-        for i, (op, kind) in enumerate(zip(self.ops, self.kinds, strict=True)):
-            if kind > Kind.FUSES and i in self.ahead:
-                found.update(op.values)
-                found.update(self.reads(op))
+        depths: dict[int, int] = {}  # how many such kernels lie one behind the other
+        for i, op in enumerate(self.ops):
+            if i not in self.ahead:
+                continue
+            alone = self.kinds[i] > Kind.FUSES
+            deep = {root: depths.get(root.op, 0) for root in self.reads(op) if root.op is not None}
+            depths[i] = max(deep.values(), default=0) + alone
+            found.update(root for root in deep if alone or depths[i] > deep[root])
+            found.update(op.values if alone else ())
         return found
 
     @cached_property

@@ -33,7 +33,8 @@ _LOOPS = """
     new_empty new_empty_strided scalar_tensor arange iota eye fill triu tril
     constant_pad_nd slice_scatter select_scatter diagonal_scatter as_strided_scatter
     index gather index_select embedding take flip roll repeat where masked_fill
-    cat stack _unsafe_view reshape view_of _low_memory_max_pool_offsets_to_indices
+    cat stack _unsafe_view reshape view_of
+    _low_memory_max_pool_offsets_to_indices max_pool2d_with_indices_backward
 """.split()
 # torch has a tag for reductions since 2.12.
 _REDUCTIONS = """

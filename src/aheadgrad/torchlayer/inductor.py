@@ -9,13 +9,16 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import local
+from threading import Lock, get_ident, local
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -85,7 +88,7 @@ def _configured(mode: str) -> Iterator[None]:
     settings = {**_of_mode(mode), **_EXACT_RANDOM}
     if config.post_grad_custom_pre_pass is None:
         settings["post_grad_custom_pre_pass"] = _simplify()
-    with config.patch(settings), _mended(), _headers_when_needed(), _instructions_tried_once():
+    with config.patch(settings), _mended(), _headers_when_needed(), _instructions_known():
         yield
 
 
@@ -112,9 +115,34 @@ def _headers_when_needed() -> Iterator[None]:
 
 
 @contextmanager
-def _instructions_tried_once() -> Iterator[None]:
-    """Inductor tries each kind of vector instructions in a process of its own. What it finds is kept beside
-    its compiled code."""
+def _instructions_known() -> Iterator[None]:
+    """What instructions there are is found out by `begin`, which may still be at it."""
+    from torch._inductor import config, cpu_vec_isa
+
+    original = cpu_vec_isa.valid_vec_isa_list
+
+    def known() -> Any:
+        chosen = config.cpp.simdlen is not None or os.getenv("ATEN_CPU_CAPABILITY")
+        return original() if chosen else _instructions().result()
+
+    with patch.object(cpu_vec_isa, "valid_vec_isa_list", known):
+        yield
+
+
+@functools.cache
+def _instructions() -> Future[Any]:
+    beside = ThreadPoolExecutor(1, thread_name_prefix="aheadgrad")
+    found = beside.submit(copy_context().run, _try_instructions)
+    beside.shutdown(wait=False)
+    return found
+
+
+os.register_at_fork(after_in_child=_instructions.cache_clear)
+
+
+def _try_instructions() -> Any:
+    """Inductor tries each kind of vector instructions in a process of its own, and takes the best one that
+    works: only that is tried. What is found is kept beside its compiled code."""
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import cache_dir, code_hash
 
@@ -132,7 +160,57 @@ def _instructions_tried_once() -> Iterator[None]:
         return found
 
     with patch.object(cpu_vec_isa.VecISA, "check_build", works):
-        yield
+        able = cpu_vec_isa.x86_isa_checker()
+        kinds = (k for k in cpu_vec_isa.supported_vec_isa_list if all(f in able for f in str(k).split()))
+        best = next(filter(None, kinds), None)
+        return cpu_vec_isa.valid_vec_isa_list() if best is None else [best]
+
+
+@functools.cache
+def begin(device: str) -> None:
+    """What takes seconds and can be done beside the recording of a function: finding out what instructions a
+    CPU has, starting the processes that compile for a GPU."""
+    from torch._inductor import async_compile
+
+    if device == "cpu":
+        _instructions()
+    elif device == "cuda":
+        async_compile.maybe_warm_pool()
+
+
+class Kernels:
+    """Of one program: while C++ is compiled, something else can be done. (For a GPU there are more processes,
+    which are done when the code around the kernels is.)"""
+
+    def __init__(self) -> None:
+        self._waits: list[Callable[[], None]] = []
+        self._lock = Lock()
+
+    def __bool__(self) -> bool:
+        """Are there some to wait for?"""
+        return bool(self._waits)
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Code is loaded before its kernels are compiled; those found in a cache are there at once."""
+        from torch._inductor.async_compile import AsyncCompile
+
+        original, waits, mine = AsyncCompile.wait, self._waits, get_ident()
+
+        def wait(self: Any, scope: dict[str, Any]) -> None:
+            if get_ident() == mine and _headers.needed:
+                waits.append(lambda: original(self, scope))
+            else:
+                original(self, scope)
+
+        with patch.object(AsyncCompile, "wait", wait):
+            yield
+
+    def wait(self) -> None:
+        with self._lock:
+            while self._waits:
+                self._waits[-1]()
+                self._waits.pop()
 
 
 @contextmanager
@@ -237,8 +315,10 @@ def compile_graph(
     static: Sequence[int],
     donated: Sequence[int],
     visible: Sequence[int],
+    kernels: Kernels | None = None,
 ) -> tuple[Callable[[list[Any]], Any], tuple[Any, ...] | None]:
-    """A callable that takes its arguments in a list, and the strides of its results.
+    """A callable that takes its arguments in a list, and the strides of its results; if there are `kernels`
+    to wait for, it is not to be called before.
 
     `visible`: results whose strides have to be as the graph says. `donated`: inputs whose memory may be used
     for something else.
@@ -251,7 +331,7 @@ def compile_graph(
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
-    with _configured(mode), tracing(context):
+    with _configured(mode), tracing(context), nullcontext() if kernels is None else kernels.later():
         made = compile_fx_inner(
             module,
             list(inputs),
