@@ -444,3 +444,30 @@ def test_a_view_that_is_a_leaf_inside_and_then_gets_a_history() -> None:
         a.mul_(torch.ones(3, requires_grad=True))
         with pytest.raises(RuntimeError, match="moved into the graph interior"):
             out.sum().backward()
+
+
+def test_set_of_an_alias_of_an_input() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.detach()
+        v.set_(torch.ones(3, 3))
+        return v
+
+    uncompiled(fn, plain, "set_ is called on an alias of an input")
+
+
+def test_out_resizes_what_is_a_view_for_functionalization_only() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.t().flatten()
+        torch.sin(a, out=v)
+        return v
+
+    uncompiled(fn, plain, "out= resizes an input or a view")
+
+
+def test_an_alias_made_with_data_of_an_input_at_an_offset() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.data
+        v.data.add_(1)
+        return v if v.sum() is not None else a
+
+    same(fn, view_of_plain)
