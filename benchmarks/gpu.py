@@ -47,7 +47,8 @@ ROWS = {
     "llama-1b": Row("llama", (4,)),
     "forces-large": Row("forces", (256, 32, 256), SECOND),
     "penalty-large": Row("penalty", (16384, 1024), SECOND),
-    "physics-large": Row("physics", (65536, 512), SECOND),
+    "physics-large": Row("physics", (262144, 128), SECOND),
+    "physics-wide": Row("physics", (65536, 512), SECOND),  # products take most of the time, in eager too
     "forces-small": Row("forces", (4, 8, 64), SECOND),
     "penalty-small": Row("penalty", (128, 64), SECOND),
     "physics-small": Row("physics", (256, 32), SECOND),

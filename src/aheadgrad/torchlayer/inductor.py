@@ -328,6 +328,8 @@ def compile_graph(
     output = module.graph.output_node()
     output.meta["user_visible_output_idxs"] = list(visible)
     written = [i for i, node in enumerate(module.graph.find_nodes(op="placeholder")) if _is_written(node)]
+    for node in module.graph.nodes:
+        node.meta.setdefault("original_aten", node.target)  # kernels are called after these
     context = TracingContext(mode_of(list(inputs)))
     context.output_strides = []
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
