@@ -31,6 +31,7 @@ from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without
 from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.dynamo_besides import nothing_besides
+from aheadgrad.torchlayer.dynamo_functions import backwards_are_noted
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
 
@@ -113,6 +114,7 @@ class _Frames:
                 ONE_AT_A_TIME,
                 garbage_of_its_own(),
                 configured(self.limit),
+                backwards_are_noted(),
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
