@@ -388,8 +388,6 @@ def orders(fn: Callable[..., Any]) -> list[Tensor]:
 @pytest.mark.parametrize("frontend", ["trace", "dynamo"])
 @pytest.mark.parametrize("fn", [cube, update, custom, closed_over, layers])
 def test_a_loaded_entry_does_what_a_recorded_one_does(fn: Any, frontend: str, process: Process) -> None:
-    if fn is custom and frontend == "dynamo":
-        pytest.skip("Dynamo's own graphs of such functions have no second order")
     want = orders(fn)
     for recorded in (True, False):
         fast = process.compile(fn, frontend=frontend)

@@ -41,7 +41,6 @@ from aheadgrad.partition.next_order import split_next
 from aheadgrad.partition.saved import SavedSet, Split
 from aheadgrad.partition.split import backward_program, split
 from aheadgrad.partition.wanted import program_of_wanted
-from aheadgrad.program.collection import no_collection
 from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import opened
@@ -61,6 +60,7 @@ from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
 from aheadgrad.runtime.step import make_step
 from aheadgrad.torchlayer.autocast import AutocastState
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import aheadgrad
 from aheadgrad.testing import Inputs
 
 from .common import leaf, one, same, uncompiled
@@ -400,7 +401,7 @@ def test_set_of_a_leaf_after_a_view_of_it_was_taken() -> None:
             a.set_(torch.ones(3, 3))
         return v, v * 2
 
-    uncompiled(fn, one(3, 3), "set_ has given other memory")
+    uncompiled(fn, one(3, 3), "set_ is called on an input that has views")
 
 
 def test_set_of_an_input() -> None:
@@ -409,3 +410,64 @@ def test_set_of_an_input() -> None:
         return a * 2
 
     same(fn, plain)
+
+
+def test_set_of_an_input_that_has_views() -> None:
+    """Autograd takes them for views still, though they have no memory in common any more."""
+
+    def fn(a: Tensor) -> Tensor:
+        v = a.view(-1)
+        a.set_(torch.ones(3, 3))
+        return v
+
+    uncompiled(fn, plain, "set_ is called on an input that has views")
+
+
+def test_as_strided_in_place_with_fewer_elements() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.as_strided_((2, 2), (1, 2))
+        return a.reshape(-1) * 2
+
+    uncompiled(fn, plain, "as_strided_ shrinks or grows a tensor")
+
+
+def test_a_view_that_is_a_leaf_inside_and_then_gets_a_history() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a[:2]
+        v.requires_grad_()
+        return v * 2
+
+    same(fn, plain)  # also when it is written to before backward
+    for run in (fn, aheadgrad.compile(fn, fallback="error", frontend="trace")):
+        a = torch.ones(3)
+        out = run(a)
+        a.mul_(torch.ones(3, requires_grad=True))
+        with pytest.raises(RuntimeError, match="moved into the graph interior"):
+            out.sum().backward()
+
+
+def test_set_of_an_alias_of_an_input() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.detach()
+        v.set_(torch.ones(3, 3))
+        return v
+
+    uncompiled(fn, plain, "set_ is called on an alias of an input")
+
+
+def test_out_resizes_what_is_a_view_for_functionalization_only() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.t().flatten()
+        torch.sin(a, out=v)
+        return v
+
+    uncompiled(fn, plain, "out= resizes an input or a view")
+
+
+def test_an_alias_made_with_data_of_an_input_at_an_offset() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.data
+        v.data.add_(1)
+        return v if v.sum() is not None else a
+
+    same(fn, view_of_plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -234,8 +235,40 @@ def changed_again_out_of_sight(x: Tensor, w: Tensor) -> Any:
     return y * 2
 
 
-@pytest.mark.parametrize("fn", [changed, changed_twice, changed_and_viewed, changed_again_out_of_sight])
-@pytest.mark.parametrize("view", [False, True])
+def needed_as_it_was(x: Tensor, w: Tensor) -> Any:
+    y = x * 2
+    x.sin_()
+    return x.exp() * y
+
+
+def both_needed_as_they_were(x: Tensor, w: Tensor) -> Any:
+    y = x + w
+    x.mul_(y)
+    w.add_(x)
+    return x * w * y, y
+
+
+def changed_and_reshaped(x: Tensor, w: Tensor) -> Any:
+    y = x + w
+    x.mul_(2)
+    x.unsqueeze_(0)
+    return x.sin() * w, y
+
+
+CHANGES = [
+    changed,
+    changed_twice,
+    changed_and_viewed,
+    changed_again_out_of_sight,
+    needed_as_it_was,
+    both_needed_as_they_were,
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "view"),
+    [(changed_and_reshaped, False), *product(CHANGES, [False, True])],
+)
 def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> None:
     """A view's history is made anew by autograd once its memory has changed out of sight."""
 
@@ -251,5 +284,37 @@ def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> Non
         ]
         first = grad(outs[-3].sin(), list(leaves), allow_unused=True)
         return found, first, grad(first, list(leaves), allow_unused=True, create_graph=False), x._version
+
+    agree(fn, play)
+
+
+def changed_through_data(a: Tensor, b: Tensor) -> Any:
+    b.data.add_(1)
+    return b.cumsum(0) * 2, a.sin()
+
+
+def changed_without_grad(a: Tensor, b: Tensor) -> Any:
+    with torch.no_grad():
+        a.mul_(2)
+    c = b.sin() * a
+    return c, c.exp() + b
+
+
+@pytest.mark.parametrize("fn", [changed_through_data, changed_without_grad])
+@pytest.mark.parametrize("leaf", [False, True])
+def test_an_input_that_is_a_view_of_another_one(fn: Callable[..., Any], leaf: bool) -> None:
+    def play(run: Any) -> Any:
+        x = double(3, 1)
+        a = x if leaf else x * 1
+        b = a.view(1, 3)
+        outs = run(a, b)
+        wanted = [[b], [a], [a, b], [b, x], [x]]
+        found = [
+            torch.autograd.grad(o.sum(), w, allow_unused=True, retain_graph=True)
+            for o in outs
+            for w in wanted
+        ]
+        (first,) = torch.autograd.grad((outs[0] * outs[0]).sum(), b, create_graph=True)
+        return found, first, torch.autograd.grad(first.sum(), [b, x], allow_unused=True)
 
     agree(fn, play)

@@ -21,7 +21,6 @@ from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.backends.for_sizes import ForSizes, Sizes
 from aheadgrad.backends.said_by_eager import raise_as_eager
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
-from aheadgrad.program.collection import no_collection
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Op, Value
@@ -29,6 +28,7 @@ from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
 from aheadgrad.torchlayer.assumptions import of_its_own
 from aheadgrad.torchlayer.autograd import keeps_graph
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched

@@ -10,7 +10,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from aheadgrad.report.journal import Journal
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.progress import progress
 from aheadgrad.torchlayer import inductor
+from aheadgrad.torchlayer.collection import collection_again, garbage_of_its_own
 from aheadgrad.torchlayer.fake import FakeTensorMode
 from aheadgrad.torchlayer.lock import RECORDING
 
@@ -140,11 +141,12 @@ class Compiler:
 
     @contextmanager
     def _watch(self, role: str) -> Iterator[None]:
-        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."):
+        with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."), garbage_of_its_own():
             yield
 
     def _now(self, request: Request) -> Executable:
-        with self._watch(request.role):
+        garbage = nullcontext() if isinstance(self.backend, Inductor) else collection_again()
+        with self._watch(request.role), garbage:
             made = as_executable(self.backend(request))
         outputs = request.program.outputs
         for (_, value), strides in zip(outputs, made.strides or (None,) * len(outputs), strict=True):

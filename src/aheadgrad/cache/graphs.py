@@ -10,8 +10,9 @@ from torch import Tensor, fx, nn
 
 from aheadgrad.cache.code import whose
 from aheadgrad.cache.tell import Teller, Unprovable
+from aheadgrad.torchlayer.written_backward import NOTE
 
-_META = ("stack_trace", "recompute", "ac_graph_id", "custom", "autograd_backward")  # what a recording reads
+_META = ("stack_trace", "recompute", "ac_graph_id", "custom", "autograd_backward", NOTE)  # what matters
 
 
 def told_of_graph(module: nn.Module, teller: Teller) -> Iterator[tuple[str, str]]:

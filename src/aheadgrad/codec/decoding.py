@@ -18,13 +18,13 @@ from aheadgrad.codec.sound import check_extent, check_sound, check_trust
 from aheadgrad.errors import ArtifactError
 from aheadgrad.options import Options
 from aheadgrad.program.check import check
-from aheadgrad.program.collection import no_collection
 from aheadgrad.program.doors import program_of_body
 from aheadgrad.program.names import Naming
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Origin, Region, Value, values_in
 from aheadgrad.torchlayer import expressions
 from aheadgrad.torchlayer.autograd import AutogradNode
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload
 from aheadgrad.torchlayer.named import named_op
 from aheadgrad.torchlayer.replay import Drawn, Replayed

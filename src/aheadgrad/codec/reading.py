@@ -14,7 +14,7 @@ import torch
 
 from aheadgrad.codec.encoding import NUMBERS, Encoded
 from aheadgrad.errors import ArtifactError
-from aheadgrad.program.collection import no_collection
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.named import (
     CREATIONS,
     DTYPES,

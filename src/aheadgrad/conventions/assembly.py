@@ -27,6 +27,7 @@ class NodeCall:
     direct: bool = False
     links: bool = False
     watches: list[Any] = field(default_factory=list)
+    viewed: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)

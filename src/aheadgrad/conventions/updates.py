@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from aheadgrad.conventions import wholes
 from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
+from aheadgrad.conventions.interior import keep_viewed
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import Geometry, InputFacts
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
@@ -112,12 +113,17 @@ def emit_versions(script: Script, a: Assembly) -> None:
 def emit_watches(script: Script, a: Assembly) -> None:
     """What a node saved of an updated input must not change before backward, as in eager."""
     for node in a.nodes:
+        first = node.exits[0]
+        made = f"{'r' if first < a.joint.count else 'passage'}{first}.grad_fn"
         if node.watches:
             watched = "".join(
                 f"({_held(a, w.name)}, {w.name}._version, {w.outputs}), " for w in node.watches if w.name
             )
             once = next((w.outputs for w in node.watches if not w.name), ())
-            script.line(f"r{node.exits[0]}.grad_fn.watch = (({watched}), {once})")
+            script.line(f"{made}.watch = (({watched}), {once})")
+        if node.viewed:
+            given = ", ".join(a.input_names[i] for i in node.viewed)
+            script.line(f"{script.names.name(keep_viewed, 'keep_viewed')}({made}, {given})")
 
 
 def _held(a: Assembly, name: str) -> str:

@@ -82,9 +82,11 @@ class InputFacts:
 
     @property
     def only_written(self) -> bool:
-        """Does it leave with new values that autograd saw, and is the same tensor in all else?"""
+        """Does it leave with new values that autograd saw, and is the same tensor in all but its shape?"""
         written = self.data_changed and self.history_changed and self.index >= 0
-        plain = replace(self, data_changed=False, history_changed=False, version_bumps=0)
+        plain = replace(
+            self, data_changed=False, history_changed=False, version_bumps=0, geometry=None, history_look=None
+        )
         return written and plain.untouched
 
     @property

@@ -30,7 +30,6 @@ from aheadgrad.frontends.guards import Guarded, GuardWriter
 from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
 from aheadgrad.options import Options
-from aheadgrad.program.collection import no_collection
 from aheadgrad.recording.containers import Changing, insides
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.plain import Same, freeze, frozen
@@ -38,6 +37,7 @@ from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
 from aheadgrad.torchlayer.autograd import is_view
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.dispatch import default_devices
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import FakeTensor

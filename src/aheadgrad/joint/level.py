@@ -98,7 +98,7 @@ class Target:
 
     @property
     def is_boundary(self) -> bool:
-        return self.kind in ("exit", "view")
+        return self.kind in ("exit", "view", "member")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,9 @@ class Component:
     """Exits with a common history, and the targets they lead back to.
 
     `keeps` are values that eager keeps for their derivatives; `saves` the memory of all that eager saves, for
-    each exit; `once` the exits (by their place here) whose backward works only once.
+    each exit; `once` the exits (by their place here) whose backward works only once; `quiet` those whose
+    hooks are not called in a backward of the others; `apart`: they lead to different leaves; `viewed`: inputs
+    of which views are leaves inside.
     """
 
     number: int
@@ -116,6 +118,9 @@ class Component:
     keeps: tuple[Value, ...] = ()
     saves: tuple[frozenset[int], ...] = ()
     once: tuple[int, ...] = ()
+    quiet: tuple[int, ...] = ()
+    apart: bool = False
+    viewed: tuple[int, ...] = ()
 
     @property
     def has_boundary(self) -> bool:

@@ -13,11 +13,11 @@ from aheadgrad.joint.level import Component, Gradients
 from aheadgrad.options import Options
 from aheadgrad.partition.choose import choose, make_table
 from aheadgrad.partition.plan import DEFAULT, Demands, demands_of
-from aheadgrad.program.collection import no_collection
 from aheadgrad.program.cut import Cutter
 from aheadgrad.program.doors import GraphReader, example_inputs, module_of
 from aheadgrad.program.slots import Slot, Tangent
 from aheadgrad.program.values import Port, Value
+from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.fake import mode_of
 
 

@@ -13,7 +13,7 @@ value of the one below, which is no output, the two meet in a passage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +26,18 @@ from aheadgrad.program.slots import Between
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.histories import holds_something
+from aheadgrad.recording.walks import (
+    Edge,
+    Users,
+    Walk,
+    borders,
+    can_be_told_apart,
+    edge_of,
+    groups_of,
+    users_of,
+    walk,
+)
 from aheadgrad.torchlayer.autograd import edge_metadata, nodes_without_backward, runs_python
-
-Edge = tuple[Any, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +61,7 @@ class Target:
 
     @property
     def is_boundary(self) -> bool:
-        return self.kind in ("exit", "view")
+        return self.kind in ("exit", "view", "member")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,45 +129,6 @@ def _nothing(grads: tuple[Any, ...], _: Any) -> tuple[None, ...]:
     return (None,) * len(grads)
 
 
-def edge_of(t: Any) -> Edge:
-    return t.grad_fn, t.output_nr
-
-
-@dataclass(eq=False)
-class Walk:
-    """What lies behind an output: autograd's nodes, their edges, leaves, and edges not followed."""
-
-    nodes: set[Any] = field(default_factory=set)
-    edges: set[Edge] = field(default_factory=set)
-    leaves: list[Tensor] = field(default_factory=list)
-    ends: dict[Edge, None] = field(default_factory=dict)
-
-
-def walk(start: Edge, ends: Collection[Edge] = (), closed: Collection[Any] = ()) -> Walk:
-    """Follows a history back to its leaves, not beyond these edges, and not into these nodes."""
-    found = Walk()
-    stack = [start]
-    while stack:
-        edge = stack.pop()
-        node = edge[0]
-        if node is None:
-            continue
-        if edge in ends or node in closed:
-            found.ends[edge] = None
-            continue
-        found.edges.add(edge)
-        if node in found.nodes:
-            continue
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            found.leaves.append(variable)
-            continue
-        if type(node).__name__ != "EnterBackward":
-            found.nodes.add(node)
-        stack.extend(node.next_functions)
-    return found
-
-
 class Components:
     """Groups the outputs; `exits` grows by the passages between components."""
 
@@ -166,6 +136,8 @@ class Components:
         self.exits = exits
         self.targets = targets
         self.views: dict[Edge, Target] = {}
+        self.entered: list[Edge] = []
+        self.before: set[int] = set()  # changed inputs that are needed as they were, too
         self.ends = {edge_of(t.leaf): t for t in targets if t.is_boundary}
 
     def find(
@@ -183,9 +155,11 @@ class Components:
             torn = _torn(self.exits, components) if cut else set()
             if not torn:
                 return components
-            for i in torn:
+            again = {i for i in torn if self.exits[i].updates in self.before}
+            self.before |= {self.exits[i].updates for i in torn}  # type: ignore[misc]
+            for i in again:
                 self.exits[i].handed_out, self.exits[i].updates = False, None
-            views = [v for v in views if v.root not in {self.exits[i].slot for i in torn}]
+            views = [v for v in views if v.root not in {self.exits[i].slot for i in again}]
             del self.exits[own:]
             self.views.clear()
 
@@ -197,13 +171,16 @@ class Components:
         walks = {i: walk(edge_of(exits[i].traced), self.ends) for i in reachable}
         levels: dict[int, int] = {}
         components = []
-        if not one_node and max(_levels(exits, walks).values(), default=0) < cut:
+        users = users_of(walks)
+        whole = one_node or any(map(_hooked, walks.values()))
+        if not whole and max(_levels(exits, walks, users).values(), default=0) < cut:
             self._use_views(views, walks)
-            levels = _levels(exits, walks)
-        if (any(levels.values()) or self.views) and not any(map(_hooked, walks.values())):
-            components = self._cut(levels)
+            walks |= self._part(walks, cut)
+            levels = _levels(exits, walks, users)
+        if any(levels.values()) or self.views:
+            components = self._cut(levels, users)
         else:
-            groups = _groups(walks, one_node)
+            groups = groups_of(walks, one_node)
             components = [self._component(m, walks) for m in (_joined(groups, walks) if join else groups)]
         components += [Component([i], [], nodes_of={i: set()}) for i in unreachable]
         order = {id(c): levels.get(c.exits[0], 0) for c in components}
@@ -235,25 +212,55 @@ class Components:
                 if root is not None:
                     root.handed_out = True
 
-    def _cut(self, levels: dict[int, int]) -> list[Component]:
+    def _part(self, walks: dict[int, Walk], most: int) -> dict[int, Walk]:
+        """Passages into what outputs have in common, where a backward of one must not come by the others."""
+        found: dict[int, Walk] = {}
+        ends = {*self.ends, *self.views}
+        short = {i: walk(edge_of(self.exits[i].traced), ends) for i in walks}
+        taken = {edge_of(self.exits[i].traced) for i in walks if self.exits[i].handed_out}
+        self.entered = self._entered(walks)
+        for edge in self.entered:
+            found[self._passage(edge)] = walk(edge)
+        for group in groups_of(short):
+            users = users_of({i: short[i] for i in group})
+            edges = {i: edge_of(self.exits[i].traced) for i in group}
+            if len(set(users.values())) > most or not can_be_told_apart(edges, short):
+                continue
+            for edge in borders(users):
+                if edge not in taken and edge not in ends:
+                    found[self._passage(edge)] = walk(edge, self.ends)
+        return found
+
+    def _entered(self, walks: dict[int, Walk]) -> list[Edge]:
+        """Where changed inputs come in, as they were."""
+        leaves = {id(t.leaf) for t in self.targets if t.kind == "input" and t.index in self.before}
+        nodes = {node: None for w in walks.values() for node in w.entered}
+        return [(node, 0) for node in nodes if id(node.next_functions[0][0].variable) in leaves]
+
+    def _cut(self, levels: dict[int, int], users: Users) -> list[Component]:
         """From the outputs that rest on no others upwards: what a component has, those above end at."""
         owners: dict[Any, Component] = {}
         known: dict[Edge, int] = {}
-        for i in levels:
+        for i in sorted(levels, key=lambda i: not self.exits[i].handed_out):
             known.setdefault(edge_of(self.exits[i].traced), i)
         components: list[Component] = []
         for level in range(max(levels.values()) + 1):
             members = [i for i in levels if levels[i] == level]
-            walks = {i: walk(edge_of(self.exits[i].traced), self.views, owners) for i in members}
+            starts = {i: edge_of(self.exits[i].traced) for i in members}
+            ends = {*self.views, *self.entered, *self.ends}
+            walks = {i: walk(e, ends - {e}, owners) for i, e in starts.items()}
             made = []
-            for group in _groups(walks, False):
+            for group in self._together(groups_of(walks), users):
                 component = self._component(group, walks)
-                for edge in {e: None for i in group for e in walks[i].ends}:
+                for edge in {e: None for i in group for e in walks[i].ends if e not in self.ends}:
                     if edge in self.views:
                         component.targets.append(self.views[edge])
                         continue
                     if edge not in known:
-                        known[edge] = self._passage(edge, owners[edge[0]])
+                        known[edge] = self._passage(edge)
+                        owner = owners[edge[0]]
+                        owner.exits.append(known[edge])
+                        owner.nodes_of[known[edge]] = walk(edge).nodes & owner.nodes
                     index = known[edge]
                     component.targets.append(Target("exit", index, self.exits[index].traced))
                 component.beyond = beyond(component)
@@ -262,13 +269,18 @@ class Components:
             components += made
         return components
 
-    def _passage(self, edge: Edge, owner: Component) -> int:
-        index = len(self.exits)
+    def _together(self, groups: list[list[int]], users: Users) -> list[list[int]]:
+        """The same groups, those joined that no backward gets to one by one."""
+        found: dict[frozenset[int], list[int]] = {}
+        for group in groups:
+            node, _ = edge_of(self.exits[group[0]].traced)
+            found.setdefault(users.get(node) or frozenset(group), []).extend(group)
+        return [sorted(group) for group in found.values()]
+
+    def _passage(self, edge: Edge) -> int:
         passage = Passage(*edge, *edge_metadata(*edge))
-        self.exits.append(Exit(Between(index), passage, None, True))
-        owner.exits.append(index)
-        owner.nodes_of[index] = walk(edge).nodes & owner.nodes
-        return index
+        self.exits.append(Exit(Between(len(self.exits)), passage, None, True, handed_out=True))
+        return len(self.exits) - 1
 
 
 def _torn(exits: list[Exit], components: list[Component]) -> set[int]:
@@ -293,21 +305,6 @@ def _rests_on(target: Target, i: int, exits: list[Exit]) -> bool:
     return exits[i].differentiable and edge in walk(edge_of(target.leaf)).edges
 
 
-def _groups(walks: dict[int, Walk], one_node: bool) -> list[list[int]]:
-    """Outputs that have nodes in common."""
-    groups: list[tuple[list[int], set[Any]]] = []
-    for i, found in walks.items():
-        members, nodes = [i], found.nodes
-        rest = []
-        for group in groups:
-            if one_node or group[1] & nodes:
-                members, nodes = group[0] + members, group[1] | nodes
-            else:
-                rest.append(group)
-        groups = [*rest, (members, nodes)]
-    return [sorted(members) for members, _ in groups]
-
-
 def _joined(groups: list[list[int]], walks: dict[int, Walk]) -> list[list[int]]:
     """The same groups, but those that hold nothing joined with another that leads to the same leaves."""
     leaves = [{id(leaf) for i in members for leaf in walks[i].leaves} for members in groups]
@@ -321,19 +318,22 @@ def _joined(groups: list[list[int]], walks: dict[int, Walk]) -> list[list[int]]:
     return [members for members in groups if members]
 
 
-def _levels(exits: list[Exit], walks: dict[int, Walk]) -> dict[int, int]:
-    """How many outputs, one computed from the other, each output rests on."""
+def _levels(exits: list[Exit], walks: dict[int, Walk], users: Users) -> dict[int, int]:
+    """How many outputs, one computed from the other, each output rests on; those with the same users are on
+    one level."""
     edges: dict[Edge, int] = {}
+    kinds: dict[frozenset[int], list[int]] = {}
     for i in walks:
+        edge = edge_of(exits[i].traced)
         if exits[i].handed_out:
-            edges.setdefault(edge_of(exits[i].traced), i)
-    below = {}
-    for i, found in walks.items():
-        own = edge_of(exits[i].traced)
-        below[i] = [b for edge, b in edges.items() if edge in found.edges and edge != own]
+            edges.setdefault(edge, i)
+        kind = users.get(edge[0]) or frozenset(j for j, w in walks.items() if edge in w.edges)
+        kinds.setdefault(kind, []).append(i)
     levels: dict[int, int] = {}
-    for i in sorted(walks, key=lambda i: len(below[i])):
-        levels[i] = max((levels[b] + 1 for b in below[i]), default=0)
+    for members in (kinds[k] for k in sorted(kinds, key=lambda k: (-len(k), sorted(k)))):
+        known = {b for edge, b in edges.items() if any(edge in walks[i].edges for i in members)}
+        level = max((levels[b] + 1 for b in known.difference(members)), default=0)
+        levels |= dict.fromkeys(members, level)
     return {i: levels[i] for i in walks}
 
 

@@ -179,10 +179,13 @@ class Ledger:
     # -- views
 
     def note(self, out: Any, args: tuple[Any, ...]) -> None:
-        """Remembers which tensors have views, and where views come from."""
+        """Remembers which tensors have views, and where views come from; and other aliases (`x.data`)."""
+        given = args[0] if args else None
         for t in tensors_among((out,)):
             if is_view(t):
-                self._note_view(t, args[0] if args else None)
+                self._note_view(t, given)
+            elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
+                self.know(t)
 
     def _note_view(self, view: Tensor, source: Any) -> None:
         line, base = self.of(view), base_of(view)
@@ -286,3 +289,8 @@ class Ledger:
                 self.doubted = True
             else:
                 self.of(base).tainted = True
+
+
+def _in_one_memory(a: Tensor, b: Tensor) -> bool:
+    wrapped = functional.is_wrapped(a) and functional.is_wrapped(b)
+    return wrapped and functional.storage_key(a) == functional.storage_key(b)

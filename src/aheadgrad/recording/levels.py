@@ -18,7 +18,9 @@ from aheadgrad.recording.joint import Gradients, dense_order
 from aheadgrad.recording.lower import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
+from aheadgrad.recording.walks import leaves_behind
 from aheadgrad.torchlayer import functional
+from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
 from aheadgrad.torchlayer.symbols import as_number, frozen_numbers, is_symbolic
 
@@ -172,7 +174,18 @@ class _Levels:
             saved.append(frozenset(map(self.low.memory, keys)))
         once = tuple(k for k, i in enumerate(c.exits) if any(map(holds_something, c.nodes_of[i])))
         targets = tuple(map(self._target, c.targets))
-        return values.Component(number, tuple(c.exits), targets, expected, keeps, tuple(saved), once)
+        alone = tuple(k for k, i in enumerate(c.exits) if not self._has_siblings(c, i))
+        quiet = alone if len(c.exits) > 1 else ()
+        apart = len({leaves_behind(c.nodes_of[i]) for i in c.exits}) > 1
+        bases = {id(base_of(leaf)) for leaf in c.other_leaves if is_view(leaf)}
+        viewed = tuple(k for k, e in enumerate(self.session.entrances) if id(e.seen) in bases)
+        told = tuple(saved), once, quiet, apart, viewed
+        return values.Component(number, tuple(c.exits), targets, expected, keeps, *told)
+
+    def _has_siblings(self, c: Component, i: int) -> bool:
+        """Are there other exits that lead to the node which made this one?"""
+        node = self.level.joint.exits[i].traced.grad_fn
+        return any(node in nodes for j, nodes in c.nodes_of.items() if j != i)
 
     def _kept(self, nodes: Iterable[Any]) -> dict[Value, None]:
         """Values with a history that torch's own nodes saved.

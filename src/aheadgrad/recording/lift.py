@@ -326,7 +326,7 @@ class Lift(TorchFunctionMode):
             last = last_write(records[before:])
             made = [] if last is None else tensors_among((last.out,))
             for (t, geometry, siblings), new in zip(written, made, strict=False):
-                alone = not siblings and not is_view(t) and self.session.is_new(t)
+                alone = not (siblings or is_view(t) or functional.view_steps(t)) and self.session.is_new(t)
                 if not alone and tuple(new.size()) != geometry.size:
                     raise FallbackError("out= resizes an input or a view")
 

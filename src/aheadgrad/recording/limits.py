@@ -128,6 +128,12 @@ class Limits:
             raise FallbackError("set_ is called with grad mode on, and a tensor that requires grad")
         if line.given is not None and functional.has_data_mutation(t):
             raise FallbackError("set_ is called on an input that was written to")
+        if line.given is None and any(
+            self.ledger.given(o) is not None for o in self.ledger.memory(t).tensors
+        ):
+            raise FallbackError("set_ is called on an alias of an input, whose version counter it shares")
+        if line.given is not None and self.ledger.has_views(t):
+            raise FallbackError("set_ is called on an input that has views")
         line.moved = True
 
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from aheadgrad.errors import CaptureError
 from aheadgrad.joint.requests import Request
-from aheadgrad.recording.components import Component, Edge, Passage, Target, beyond, walk
+from aheadgrad.recording.components import Component, Passage, Target, beyond
 from aheadgrad.recording.joint import Gradients
 from aheadgrad.recording.orders import Derivative
+from aheadgrad.recording.walks import Edge, walk
 from aheadgrad.torchlayer.autograd import edge_metadata, number_of, runs_python
 
 Ends = list[tuple[int, int]]

@@ -115,7 +115,8 @@ _INTO_BASES = {  # how functionalization writes a view back into what it is a vi
 
 def last_write(records: list[Record]) -> Record | None:
     """Of the records of one call that changes a tensor: the one that made the new contents."""
-    writes = [r for r in records if not is_view_op(r.target) and r.target not in _INTO_BASES]
+    like_views = *_INTO_BASES, torch.ops.aten._unsafe_view.default
+    writes = [r for r in records if not is_view_op(r.target) and r.target not in like_views]
     found = writes or records
     return found[-1] if found else None
 

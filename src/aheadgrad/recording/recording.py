@@ -38,6 +38,7 @@ from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, 
 from aheadgrad.recording.views_of_views import taken_through
 from aheadgrad.report.origins import raised_below_users_code
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options
+from aheadgrad.torchlayer.autograd import CreationMeta, creation_meta, is_view
 from aheadgrad.torchlayer.dispatch import dispatch_modes
 from aheadgrad.torchlayer.dynamo import Symbols
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, mode_of, new_mode
@@ -143,6 +144,8 @@ class Recording:
             return self.session.entrances[target.index].slot
         if target.kind == "inside":
             return UserInput(target.name)
+        if target.kind == "member":
+            return self.session.members[target.index].slot
         if target.kind == "exit":
             return self.joint.exits[target.index].slot
         return UserOutput(target.index)
@@ -262,9 +265,12 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         for i, e in enumerate(forward.session.entrances)
         if e.leaf.requires_grad and _differentiable(e.leaf)
     ]
+    tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
         if m.leaf is not None and m.leaf.requires_grad:
             targets.append(Target("inside", k, m.leaf, f"m{k}"))
+        elif not tracked and _is_plain_view(m.seen) and _is_plain_view(m.real):
+            targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
             if inner.requires_grad and _differentiable(inner):
@@ -272,6 +278,11 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
     return targets
+
+
+def _is_plain_view(t: Tensor) -> bool:
+    """Has it a history, and may that be made anew? Not of parts of `split`, nor under no_grad."""
+    return is_view(t) and creation_meta(t) == CreationMeta.DEFAULT and t.grad_fn is not None
 
 
 def _differentiable(t: Tensor) -> bool:

@@ -8,6 +8,7 @@ view is meant.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,10 @@ def reshape(
     line, view = ledger.of(t), is_view(t)
     if not view and t.requires_grad and not torch.is_grad_enabled():
         _make_stale(ledger, t)
+    if not view and OUT_OF_PLACE[func] is _T.as_strided:
+        size = rest[0] if rest else kwargs["size"]
+        if math.prod(size) != t.numel():  # functionalization forgets to count again
+            raise FallbackError("as_strided_ shrinks or grows a tensor")
     if not view and not line.viewed and t is original:
         return False
     special = view and creation_meta(t) != CreationMeta.DEFAULT
@@ -59,8 +64,6 @@ def reshape(
     tracked = t.requires_grad and torch.is_grad_enabled()
     with torch.enable_grad():
         new = OUT_OF_PLACE[func](source, *rest, **kwargs)
-    if not view and new.numel() != t.numel():
-        raise FallbackError("as_strided_ shrinks or grows a tensor that has views")
     torch.autograd.graph.increment_version(new)
     ledger.disguise(original, new, tracked=tracked)
     ledger.of(base_of(new)).viewed = True  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from aheadgrad.facts.facts import OutputFacts, ViewOf
-from aheadgrad.recording.components import edge_of, walk
+from aheadgrad.recording.walks import edge_of, walk
 
 
 def taken_through(facts: Sequence[OutputFacts], outputs: Sequence[Any]) -> list[OutputFacts]:

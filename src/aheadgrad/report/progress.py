@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 _PATIENCE = 1.0  # seconds without a word
 
@@ -13,16 +14,19 @@ _PATIENCE = 1.0  # seconds without a word
 @contextmanager
 def progress(text: str) -> Iterator[None]:
     """Shows a text while something takes long; on a terminal only."""
-    try:
-        shown = sys.stderr.isatty()
-        from rich.console import Console
-    except (ImportError, AttributeError, ValueError):
-        shown = False
-    if not shown:
+    if not _is_at_a_terminal():
         yield
         return
-    status = Console(stderr=True).status(text)
-    waiting = threading.Timer(_PATIENCE, status.start)
+    shown: list[Any] = []
+
+    def show() -> None:
+        with suppress(ImportError):
+            from rich.console import Console  # takes its time, too
+
+            shown.append(Console(stderr=True).status(text))
+            shown[0].start()
+
+    waiting = threading.Timer(_PATIENCE, show)
     waiting.daemon = True
     waiting.start()
     try:
@@ -30,4 +34,12 @@ def progress(text: str) -> Iterator[None]:
     finally:
         waiting.cancel()
         waiting.join()
-        status.stop()
+        for status in shown:
+            status.stop()
+
+
+def _is_at_a_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False

@@ -213,6 +213,6 @@ def target_name(target: Target, joint: Joint) -> str:
         return f"out{target.index}"
     if target.kind == "exit":
         return f"passage{target.index}" if target.passage else result_name(target.index)
-    if target.kind == "inside":
+    if target.kind in ("inside", "member"):
         return target.name
     return f"leaf_{target.kind}_{target.index}"

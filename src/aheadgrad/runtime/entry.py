@@ -160,9 +160,12 @@ class _Making:
             little=usual is not None and is_little(self.split.backwards[number]),
             fresh=tuple(name.startswith("r") for name in tensor_names),
             feeds=any(c.has_boundary for c in joint.components),
+            quiet=component.quiet,
+            apart=component.apart,
+            viewed=bool(component.viewed),
         )
         sizes = [self._size_name(name) for name, _ in saved.sizes]
-        told = direct is not None, bool(ways.loose), watched
+        told = direct is not None, bool(ways.loose), watched, component.viewed
         return NodeCall(apply, component.exits, tensor_names, sizes, component.targets, *told), source
 
     def _ways(self, component: Component, saved: list[str], direct: Direct | None) -> Ways:
@@ -186,7 +189,7 @@ class _Making:
             inline is not None
             and joint.grad_before
             and joint.autocast is None
-            and not (watched or joint.members or joint.has_scalars or joint.facts.roots)
+            and not (watched or component.viewed or joint.members or joint.has_scalars or joint.facts.roots)
             and not self.split.all_saved.sizes
             and len(joint.components) == 1
             and component.exits == tuple(range(joint.count))

@@ -11,24 +11,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
+from aheadgrad.conventions.interior import check_viewed
 from aheadgrad.conventions.wholes import tangent_test
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure
-from aheadgrad.runtime.freeing import BACKWARD_TWICE, free_below
+from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
+from aheadgrad.runtime.watch import check_watched
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, keeps_graph, unpacked, version
-from aheadgrad.torchlayer.wanted import Wanted, wanted_inputs
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, unpacked, version
+from aheadgrad.torchlayer.hooks import quiet_hooks, quiet_leaves
+from aheadgrad.torchlayer.wanted import Wanted, accumulates, wanted_inputs
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
 
 
-_OF_NODES = {"lifetime": None, "below": None, "leaves": None}
+_OF_NODES = {"lifetime": None, "below": None, "leaves": None, "viewed": ()}
 """What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs."""
 
 
@@ -51,6 +53,9 @@ def make_node(
     little: bool = False,
     fresh: tuple[bool, ...] = (),
     holding: tuple[int, ...] = (),
+    quiet: tuple[int, ...] = (),
+    apart: bool = False,
+    viewed: bool = False,
 ) -> tuple[Callable[..., Any], str]:
     """`apply(outs, saved, sizes, *inputs) -> outs` for one component, and its source.
 
@@ -59,7 +64,8 @@ def make_node(
     whose gradients it adopts. `feeds`: other nodes have its outputs as inputs, and may have no
     gradient for them. `selects`: the node asks which gradients are wanted,
     unless there is `little` to save, and it matters to nobody. `holding`: the outputs whose backward uses up
-    what was saved.
+    what was saved. `quiet`: those whose hooks are called with gradients only. `apart`: outputs lead to
+    different leaves. `viewed`: there are inputs of which views are leaves inside.
     """
     names = Namespace()
     if direct is not None:
@@ -68,18 +74,18 @@ def make_node(
         forward, forward_source = _forward(names, outputs, saved, sizes, ways)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
-        shape = _Shape(
-            outputs, saved, sizes, inputs, watched, visits_below, feeds, selects, little, fresh, holding
-        )
+        asked = watched, visits_below, feeds, selects, little, fresh, holding, apart, viewed
+        shape = _Shape(outputs, saved, sizes, inputs, *asked)
         run, backward_source = _backward(names, backward, shape, arrange, ways, higher)
     else:
-        run, backward_source = _nowhere_backward(names, watched, failure)
+        run, backward_source = _nowhere_backward(names, watched, viewed, failure)
     node = type(
         f"Compiled{name}",
         (NodeBase,),
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
-    return bare_apply(node, _OF_NODES), forward_source + "\n" + backward_source
+    hooks = {"_register_hook_dict": quiet_hooks(frozenset(quiet))} if quiet else {}
+    return bare_apply(node, {**_OF_NODES, **hooks}), forward_source + "\n" + backward_source
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class _Shape:
     little: bool
     fresh: tuple[bool, ...]
     holding: tuple[int, ...]
+    apart: bool
+    viewed: bool
 
 
 @dataclass(frozen=True)
@@ -254,7 +262,12 @@ def _first(
             leave(f"[None] * {shape.inputs}")
     if shape.watched:
         present = ", ".join(f"{t} is not None" for t in tangents)
-        script.line(f"{name(_check_watched, 'check_watched')}(ctx, ({present},))")
+        script.line(f"{name(check_watched, 'check_watched')}(ctx, ({present},))")
+    if shape.viewed:
+        _check_viewed(script)
+    if shape.apart:
+        with script.block(f"if {' or '.join(f'{t} is None' for t in tangents)}:"):
+            script.line(f"{name(quiet_leaves, 'quiet_leaves')}(ctx)")
     if shape.visits_below:
         script.line(f"{name(free_below, 'free_below')}(ctx)")
 
@@ -350,30 +363,22 @@ def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, 
     script.line(f"return {arrange.spread('grads')}")
 
 
-def _nowhere_backward(names: Namespace, watched: bool, failure: Failure | None) -> tuple[Any, str]:
+def _nowhere_backward(
+    names: Namespace, watched: bool, viewed: bool, failure: Failure | None
+) -> tuple[Any, str]:
     """Outputs that require grad although no input is behind them."""
     script = Script("node_backward", names)
     if watched:
         present = "tuple(t is not None for t in tangents)"
-        script.line(f"{names.name(_check_watched, 'check_watched')}(ctx, {present})")
+        script.line(f"{names.name(check_watched, 'check_watched')}(ctx, {present})")
+    if viewed:
+        _check_viewed(script)
     if failure is not None:
         script.line(f"{names.name(failure, 'fails')}([])")
     script.line("return None, None, None, None")
     return script.function("ctx, *tangents")
 
 
-def _check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
-    """Tensors that eager saves and we do not; the caller must not have changed them since."""
-    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
-    watched, once = ctx.watch
-    if watched is None and any(present[k] for k in once):
-        raise RuntimeError(BACKWARD_TWICE)
-    if not keeps_graph():
-        ctx.watch = None, once
-    for tensor, expected, outputs in watched or ():
-        if tensor._version != expected and any(present[k] for k in outputs):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-                f"expected version {expected} instead."
-            )
+def _check_viewed(script: Script) -> None:
+    name = script.names.name
+    script.line(f"if {name(accumulates, 'accumulates')}(): {name(check_viewed, 'check_viewed')}(ctx)")

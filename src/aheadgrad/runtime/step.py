@@ -235,6 +235,8 @@ def _next_apply(
         failure=None if failure is None else Failure(failure),
         visits_below=any(t.key not in level.tangents for t in component.targets),
         holding=() if level.veiled or level.lays_out else component.once,
+        quiet=component.quiet,
+        apart=component.apart,
     )
     return apply
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
 from aheadgrad.joint.level import Component, Joint, is_handed_out
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.values import Value
+from aheadgrad.runtime.freeing import BACKWARD_TWICE
+from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 
 
@@ -120,3 +124,20 @@ def _updated_and_saved(joint: Joint, sources: set[Any], exact: set[Any]) -> dict
         if new:
             found[f"p{fact.index}"] = new
     return found
+
+
+def check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
+    """Tensors that eager saves and we do not; the caller must not have changed them since."""
+    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
+    watched, once = ctx.watch
+    if watched is None and any(present[k] for k in once):
+        raise RuntimeError(BACKWARD_TWICE)
+    if not keeps_graph():
+        ctx.watch = None, once
+    for tensor, expected, outputs in watched or ():
+        if tensor._version != expected and any(present[k] for k in outputs):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace "
+                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+                f"expected version {expected} instead."
+            )

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch._functorch.autograd_function import autograd_function_apply
 
 from aheadgrad.torchlayer.fxmeta import Interpreter
+from aheadgrad.torchlayer.written_backward import not_again, written_backward
 
 
 def say_plainly(gm: fx.GraphModule) -> None:
@@ -44,7 +45,7 @@ def _apply(
     if saved_for_backward_idx is None:  # an older torch, which does not tell
         others["non_differentiable_idx"] = non_differentiable_idx
         return autograd_function_apply(fwd, bwd, *inputs, **others)
-    saved = tuple(saved_for_backward_idx)
+    saved, written = tuple(saved_for_backward_idx), written_backward(bwd)
 
     class Custom(torch.autograd.Function):
         kept: Sequence[Any]  # from `forward` to `setup_context`
@@ -57,6 +58,7 @@ def _apply(
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             outputs = output if isinstance(output, tuple | list) else (output,)
+            ctx.set_materialize_grads(written is None or written.materializes)
             ctx.mark_dirty(*(outputs[k] for k in dirty_idx))
             ctx.mark_non_differentiable(*(outputs[k] for k in non_differentiable_idx))
             ctx.save_for_backward(*(Custom.kept[k] for k in saved))
@@ -68,7 +70,11 @@ def _apply(
             kept = list(ctx.kept)
             for k, t in zip(saved, ctx.saved_tensors, strict=True):
                 kept[k] = t
-            return Interpreter(bwd).run(*grads, *kept)
+            again = torch.is_grad_enabled()
+            if written is not None and (again or any(g is None for g in grads)):
+                return written.run(grads, kept, ctx.needs_input_grad)
+            found = Interpreter(bwd).run(*grads, *kept)
+            return not_again(found, (*grads, *kept)) if again else found
 
     return Custom.apply(*inputs)
 

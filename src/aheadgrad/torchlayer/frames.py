@@ -28,7 +28,10 @@ from torch._guards import TracingContext
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
 from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
+from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.dispatch import dispatch_restored
+from aheadgrad.torchlayer.dynamo_besides import nothing_besides
+from aheadgrad.torchlayer.dynamo_functions import backwards_are_noted
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
 
@@ -109,10 +112,13 @@ class _Frames:
         try:
             with (
                 ONE_AT_A_TIME,
+                garbage_of_its_own(),
                 configured(self.limit),
+                backwards_are_noted(),
                 dispatch_restored(),
                 quiet_logs(),
                 _quiet_about_limits(),
+                nothing_besides(),
             ):
                 result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
                 call_directly(result.guarded_code, frame.f_globals)
@@ -200,9 +206,10 @@ def configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
 
     Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
+    Garbage is looked for when all is done.
     """
     patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, **limit
+        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, run_gc_after_compile=False, **limit
     )
     return patched
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import module as _module
 
+from aheadgrad.torchlayer.autograd import at_end_of_backward
 from aheadgrad.torchlayer.dispatch import active_function_modes, no_function_modes
+from aheadgrad.torchlayer.wanted import LEAF
 
 _NAMES = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
@@ -44,6 +48,49 @@ def share_hooks(t: Tensor, other: Tensor) -> None:
         other.register_hook(_inside(hook, modes))
     for hook in after.values():
         other.register_post_accumulate_grad_hook(_inside(hook, modes))
+
+
+def quiet_hooks(places: frozenset[int]) -> Callable[[Any, Tensor], None]:
+    """For nodes of ours: how they take the hooks of their outputs. Those of `places` are not called without a
+    gradient: in eager such an output has a node of its own, which a backward of the others does not visit."""
+
+    def register(node: Any, output: Any) -> None:
+        hooks = output._backward_hooks
+        if output.output_nr in places:
+            output._backward_hooks = {0: _with_gradients(hooks)}
+        BackwardCFunction._register_hook_dict(node, output)
+        if output.output_nr in places:
+            output._backward_hooks = hooks
+
+    return register
+
+
+def quiet_leaves(node: Any) -> None:
+    """For the rest of this backward, hooks of a node's leaves are not called without a gradient: in eager it
+    does not get to leaves that only other outputs lead to."""
+    tables = [_tables(e.variable)[0] for e, _ in node.next_functions if e.__class__ is LEAF]
+    quiet = [(table, key, hook) for table in tables for key, hook in table.items()]
+    if quiet:
+        for table, key, hook in quiet:
+            table[key] = _with_gradients({0: hook})
+        at_end_of_backward(partial(_put_back, quiet))
+
+
+def _put_back(hooks: list[tuple[dict[Any, Any], Any, Any]]) -> None:
+    for table, key, hook in reversed(hooks):
+        if key in table:
+            table[key] = hook
+
+
+def _with_gradients(hooks: dict[Any, Callable[[Tensor], Any]]) -> Callable[[Any], Any]:
+    def run(grad: Tensor | None) -> Tensor | None:
+        if grad is not None:
+            for hook in list(hooks.values()):
+                new = hook(grad)
+                grad = grad if new is None else new
+        return grad
+
+    return run
 
 
 def _inside(hook: Callable[..., Any], modes: list[Any]) -> Callable[..., Any]:

@@ -31,6 +31,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
+from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
 from aheadgrad.torchlayer.symbols import written_numbers
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -342,7 +343,8 @@ def compile_graph(
         node.meta.setdefault("original_aten", node.target)  # kernels are called after these
     context = TracingContext(mode_of(list(inputs)))
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
-    with _configured(mode), tracing(context), nullcontext() if kernels is None else kernels.later():
+    later = nullcontext() if kernels is None else kernels.later()
+    with _configured(mode), looked_up_quickly(), tracing(context), later:
         made = compile_fx_inner(
             module,
             list(inputs),

@@ -68,6 +68,18 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     return tuple(found) if False in found else None
 
 
+def accumulates() -> bool:
+    """Does the running backward go to all leaves? For the backward of a node to call, itself."""
+    task = running_backward()
+    if _last.task != task:
+        try:
+            _last.named = _named(_frame(2))
+        except ValueError:
+            _last.named = None
+        _last.task = task
+    return _last.named is _ALL
+
+
 def _named(caller: Any) -> frozenset[int] | None:
     """The tensors that a backward is to find gradients of, if this frame is its caller."""
     if caller.f_code is not _CALLER:
