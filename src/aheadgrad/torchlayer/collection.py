@@ -13,6 +13,7 @@ class _Here(local):
 
 
 _here = _Here()
+_FROM_THE_START = gc.get_freeze_count()  # by Python itself, since 3.12
 
 
 @contextmanager
@@ -34,7 +35,7 @@ def no_collection() -> Iterator[None]:
 @contextmanager
 def garbage_of_its_own() -> Iterator[None]:
     """Around a whole compile: it looks for garbage once, at the end, among what it has made itself."""
-    if not gc.isenabled() or gc.get_freeze_count():  # somebody else has other plans
+    if not gc.isenabled() or gc.get_freeze_count() > _FROM_THE_START:  # somebody else has other plans
         yield
         return
     gc.freeze()
