@@ -7,7 +7,8 @@
 Each contender of a row runs in a process of its own, with empty caches, so that what one leaves behind (in
 memory, in caches) is none of the next one's business. In rows of second order the model is compiled, or
 ("whole") the loss with the derivative in it, by tracing. Cold compile is the time of the first step, after
-everything is imported. Results are added to a JSON file, and written as a table next to it.
+everything is imported. Peaks do not count what CUDA graphs hold in pools of their own. Results are added to a
+JSON file, and written as a table next to it.
 """
 
 import argparse

@@ -96,6 +96,7 @@ class Memory:
     beyond: bool = False  # more of an input's memory is seen than the input
     parted: bool = False  # of a leaf that stopped requiring grad, and has views
     leaf_views: bool = False  # of a view that requires_grad_ was called on
+    left: bool = False  # by an input that has other memory now (set_), and has views here
 
 
 Written = tuple[Tensor, Geometry, list[tuple[Tensor, Geometry]]]

@@ -25,7 +25,7 @@ class Limits:
     def __init__(self, ledger: Ledger, borrowed: set[Any]) -> None:
         self.ledger = ledger
         self.borrowed = borrowed  # storages of constants in memory of somebody else's
-        self._has_parted = False
+        self._has_parted = self._has_left = False
 
     def new_leaf(self, t: Tensor, *, wanted: bool) -> None:
         """Before `t.requires_grad_(wanted)`."""
@@ -63,12 +63,16 @@ class Limits:
         line.cut = True
 
     def results(self, outputs: list[Any]) -> None:
-        """Before results are handed out."""
-        for t in outputs if self._has_parted else ():
-            if not isinstance(t, Tensor) or not t.requires_grad or self.ledger.given(t) is not None:
+        """Before results are handed out. (Autograd takes views for such though there is nothing left that
+        they have in common.)"""
+        for t in outputs if self._has_parted or self._has_left else ():
+            if not isinstance(t, Tensor) or self.ledger.given(t) is not None:
                 continue
-            if self.ledger.memory(t).parted:
+            memory = self.ledger.memory(t)
+            if memory.parted and t.requires_grad:
                 raise FallbackError("a view is returned of an input that stopped requiring grad since")
+            if memory.left:
+                raise FallbackError("a view is returned of an input that has other memory since (set_)")
 
     def parted(self, t: Tensor) -> None:
         """Before a tensor is changed: may it have views, or be one, of a leaf that stopped requiring grad?"""
@@ -133,7 +137,7 @@ class Limits:
         ):
             raise FallbackError("set_ is called on an alias of an input, whose version counter it shares")
         if line.given is not None and self.ledger.has_views(t):
-            raise FallbackError("set_ is called on an input that has views")
+            self.ledger.memory(t).left = self._has_left = True
         line.moved = True
 
 

@@ -8,6 +8,7 @@ hears why.
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import weakref
@@ -112,8 +113,8 @@ class _Frames:
         try:
             with (
                 ONE_AT_A_TIME,
-                garbage_of_its_own(),
                 configured(self.limit),
+                garbage_of_its_own(),
                 backwards_are_noted(),
                 dispatch_restored(),
                 quiet_logs(),
@@ -206,11 +207,12 @@ def configured(limit: dict[str, Any]) -> AbstractContextManager[None]:
     """A hook that is added to a part of a module later is seen; Dynamo would leave that out.
 
     Nor does each call tell the profiler how long Dynamo's own part of it takes, which takes longer than that.
-    Garbage is looked for when all is done.
+    Garbage is looked for when all is done, if Python looks for it at all (`garbage_of_its_own`).
     """
-    patched: AbstractContextManager[None] = torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False, record_runtime_overhead=False, run_gc_after_compile=False, **limit
-    )
+    settings = {"skip_nnmodule_hook_guards": False, "record_runtime_overhead": False, **limit}
+    if gc.isenabled():
+        settings["run_gc_after_compile"] = False
+    patched: AbstractContextManager[None] = torch._dynamo.config.patch(settings)
     return patched
 
 
