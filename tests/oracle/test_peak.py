@@ -13,6 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import aheadgrad
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.testing.peak import peak_of_backward
+from aheadgrad.torchlayer.autograd import gives_tangents_away
 
 from .common import assert_equal, leaf, strict
 
@@ -92,6 +93,23 @@ def test_a_pattern_that_comes_later() -> None:
 
     assert ratio(two, strict(two), plain, backward=backward) <= LIMIT
     assert ratio(two, strict(two, dynamic=True), plain, backward=backward) <= LIMIT
+
+
+@pytest.mark.skipif(not gives_tangents_away, reason="this torch holds tangents while a backward runs")
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("wanted", [slice(None), slice(1, None)], ids=["all", "some"])
+def test_tangents_are_freed_after_their_last_use(way: Callable[[Any], Any], wanted: slice) -> None:
+    def wide(x: Tensor, w: Tensor) -> Tensor:
+        return ((x @ w).tanh() * 2.0).tanh()
+
+    def make() -> tuple[Tensor, ...]:
+        given[:] = leaf(8, 8, seed=0), leaf(8, 64 * SIZE, seed=1)
+        return tuple(given)
+
+    given: list[Tensor] = []
+    torch.compiler.reset()
+    backward = lambda out: (out * 2).sum().backward(inputs=given[wanted])  # noqa: E731
+    assert ratio(wide, way(wide), make, backward=backward) <= LIMIT
 
 
 def test_a_tensor_subclass() -> None:

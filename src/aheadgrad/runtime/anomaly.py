@@ -47,11 +47,11 @@ def checked(
     assert backward.checking is not None
     try:
         if not torch.is_grad_enabled():
-            return list(backward.checking.run(None, saved, tangents, wanted))
+            return list(backward.checking.run(None, saved, list(tangents), wanted))
         set_grad_enabled(False)  # only a look: the gradients need a history
         try:
             with random.preserved():
-                backward.checking.run(None, saved, tangents, wanted)
+                backward.checking.run(None, saved, list(tangents), wanted)
         finally:
             set_grad_enabled(True)
         return None

@@ -7,7 +7,7 @@ that this backward does not want.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
 
 Run = Callable[[list[Any]], list[Any]]
-Tangents = tuple[Tensor | None, ...]
+Tangents = Sequence[Tensor | None]
 Make = Callable[[tuple[Any, ...], AutocastState | None, Wanted], tuple[Run, frozenset[int] | None]]
 """Makes a program from tangents like these to the wanted gradients; with the positions of the saved tensors
 that it uses, if known."""
@@ -97,15 +97,19 @@ class Backward:
         self.find(pattern, None if self.fixed_autocast else autocast_state(), wanted)
         return self.used.get((pattern, wanted))
 
-    def run(self, node: Any, saved: list[Any], tangents: Tangents, wanted: Wanted) -> list[Any]:
-        """The gradients. `saved` is used up, and the node lets go of it unless the graph is kept."""
-        pattern, _ = self.arranged(tangents)
+    def run(self, node: Any, saved: list[Any], given: list[Tensor | None], wanted: Wanted) -> list[Any]:
+        """The gradients. Saved tensors and tangents are used up, and the node lets go of what it saved unless
+        the graph is kept."""
+        pattern, _ = self.arranged(given)
         state = None if self.fixed_autocast else autocast_state()
         program = self.programs.get((pattern, state, wanted))
+        tangents: Tangents = given
         if program is None:
-            pattern, tangents = self.arranged(tangents, {p for p, _, _ in self.programs})
+            pattern, tangents = self.arranged(given, {p for p, _, _ in self.programs})
             program = self.find(pattern, state, wanted)
-        saved += (t for t in tangents if t is not None)
+        saved += [t for t in tangents if t is not None]
+        del tangents
+        given.clear()
         return self.use(node, program, saved, state)
 
     def use(self, node: Any, program: Run, args: list[Any], state: AutocastState | None) -> list[Any]:

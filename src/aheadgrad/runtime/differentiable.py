@@ -18,7 +18,7 @@ from torch import Tensor
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
-from aheadgrad.runtime.backward import Backward, Failure, few
+from aheadgrad.runtime.backward import Backward, Failure, Tangents, few
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
@@ -81,8 +81,8 @@ class Higher:
         if not present:
             return [None] * len(self.ways.carried)
 
-        def run(tangents: tuple[Tensor | None, ...]) -> list[Any]:
-            step, tangents = self._find(tangents, wanted)
+        def run(given: tuple[Tensor | None, ...]) -> list[Any]:
+            step, tangents = self._find(given, wanted)
             if isinstance(step, BySizes | ByValues):
                 sizes = ctx.sizes if self.saved.sizes else ()
                 held = ctx.saved_tensors[: len(self.saved.tensors)] if self.saved.tensors else ()
@@ -102,9 +102,7 @@ class Higher:
                 self.known[looks, wanted] = made
         return grads
 
-    def _find(
-        self, tangents: tuple[Tensor | None, ...], wanted: Wanted
-    ) -> tuple[Any, tuple[Tensor | None, ...]]:
+    def _find(self, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> tuple[Any, Tangents]:
         """The step for these tangents and gradients, and the tangents as it wants them."""
         state = None if self.level.fixed_autocast else autocast_state()
         requiring = _requiring(tangents)

@@ -37,22 +37,24 @@ class Lifetime:
         self.below: Lifetime | None = node.below
 
     def hand(self, task: int, given: dict[int, Any]) -> None:
-        """Tangents by their place (None: there is none), for the node's backward, which is still to come."""
-        if self.waiting is None:
-            self.waiting = {}
-        here = self.waiting.get(task)
+        """Tangents by their place, for the node's backward, which is still to come."""
+        waiting = self.waiting
+        if waiting is None:
+            self.waiting = {task: given}
+            return
+        here = waiting.get(task)
         if here is None:
-            if len(self.waiting) >= _MOST_WAITING:
-                self.waiting.pop(min(self.waiting))  # of a backward that ended with an error
-            self.waiting[task] = {place: t for place, t in given.items() if t is not None}
+            if len(waiting) >= _MOST_WAITING:
+                waiting.pop(min(waiting))  # of a backward that ended with an error
+            waiting[task] = given
             return
         for place, t in given.items():
-            if t is not None:
-                here[place] = here[place] + t if place in here else t
+            known = here.get(place)
+            here[place] = t if known is None else known + t
 
-    def take(self, task: int) -> dict[int, Any]:
+    def take(self, task: int) -> dict[int, Any] | None:
         self.ran = task
-        return self.waiting.pop(task, {}) if self.waiting else {}
+        return self.waiting.pop(task, None) if self.waiting else None
 
 
 def lifetime_of(node: Any) -> Lifetime:

@@ -42,26 +42,33 @@ class Handing:
         self.steps = steps
         self.made: dict[Any, Made | None] = {}
         self.is_met = False  # has there been a backward of higher order, which may hand over to this one?
+        self.laid_out = level.options.layouts == 1
         self.possible = not (level.lays_out or level.veiled or saved.sizes)
         self.possible &= level.options.partition == "default" and level.options.any_order
         self.possible &= not any(c.has_boundary for c in level.components)
 
-    def run(self, node: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any] | None:
-        """The gradients, where something was or can be handed over; None otherwise."""
+    def run(self, node: Any, tangents: list[Tensor | None], wanted: Wanted) -> list[Any] | None:
+        """The gradients, where something was or can be handed over: the tangents are used up then. None
+        otherwise."""
         own: Lifetime | None = node.lifetime
         below: Lifetime | None = node.below
         task = running_backward()
-        handed = own.take(task) if own is not None else {}
-        plain = transform_level() is None and all(map(_is_plain, tangents))
-        hands = _first_taking(below, task) if below is not None and plain else 0
+        handed = own.take(task) if own is not None else None
+        if transform_level() is None:
+            pattern = tuple([_look(t) for t in tangents])
+            plain = False not in pattern
+        else:
+            plain = False
+        hands = _first_taking(below, task) if plain and below is not None else 0
         if not handed and not hands:
             return None
+        handed = handed or {}
         if not plain:
             return self._one_after_the_other(node, tangents, handed, wanted)
-        if self.level.options.layouts == 1:
-            tangents = tuple(map(laid_out, tangents, self.component.expected))
-        pattern = tuple([None if t is None else t.stride() for t in tangents])
-        numbers = tuple(sorted(handed)) if handed else ()
+        if self.laid_out:
+            tangents[:] = map(laid_out, tangents, self.component.expected)
+            pattern = tuple([_look(t) for t in tangents])
+        numbers = tuple(handed)
         made = self._find(below, (pattern, wanted, numbers, hands)) if hands else None
         if made is None:
             if not handed:
@@ -69,17 +76,17 @@ class Handing:
             made = self._find(below, (pattern, wanted, numbers, 0))
             if made is None:
                 return self._one_after_the_other(node, tangents, handed, wanted)
-        grads: list[Any] = made(node, task, handed, *tangents)
+        grads: list[Any] = made(node, task, handed, tangents)
         return grads
 
     def _one_after_the_other(
-        self, node: Any, tangents: tuple[Tensor | None, ...], handed: dict[int, Tensor], wanted: Wanted
+        self, node: Any, tangents: list[Tensor | None], handed: dict[int, Tensor], wanted: Wanted
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
         saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
-        made = self._find(None, (self._nothing, None, tuple(sorted(handed)), 0))
+        made = self._find(None, (self._nothing, None, tuple(handed), 0))
         assert made is not None
-        grads = made(node, 0, handed, *self._nothing)
+        grads = made(node, 0, handed, [*self._nothing])
         if any(t is not None for t in tangents):
             others = self.backward.run(None, saved, tangents, wanted)
             grads = list(map(_sum, others, grads))
@@ -90,11 +97,15 @@ class Handing:
         return (None,) * len(self.component.exits)
 
     def _find(self, below: Lifetime | None, key: tuple[Any, ...]) -> Made | None:
-        """The backward; None if there is none, or nobody below could go on."""
+        """The backward; None if there is none, or nobody below could go on. In which order things were handed
+        over does not matter to it."""
         made = self.made.get(key)
         if made is None and key not in self.made:
+            pattern, wanted, numbers, hands = key
+            if numbers != (in_order := tuple(sorted(numbers))):
+                made = self.made[key] = self._find(below, (pattern, wanted, in_order, hands))
+                return made
             with RECORDING:
-                pattern, wanted, numbers, hands = key
                 found = self.steps.handing(self.component, self.saved, pattern, wanted, numbers, hands=hands)
                 if found is not None and (not hands or _all_taken(below, found[1])):
                     made = self._written(pattern, numbers, *found)
@@ -104,7 +115,7 @@ class Handing:
     def _written(
         self, pattern: tuple[Any, ...], numbers: tuple[int, ...], run: Executable, ends: Ends
     ) -> Made:
-        """`backward(node, task, handed, *tangents)`, which hands over what comes out at the ends."""
+        """`backward(node, task, handed, tangents)`, which hands over what comes out at the ends."""
         script = Script("handing_backward")
         saved = [f"s{k}" for k in range(len(self.saved.tensors))]
         tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
@@ -113,6 +124,8 @@ class Handing:
             script.line(f"{''.join(f'{s}, ' for s in saved)}*_, = node.saved_tensors")
         for number in numbers:
             script.line(f"h{number} = handed.pop({number})")
+        script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
+        script.line("tangents.clear()")
         script.line("node.maybe_clear_saved_tensors()")
         count = len(self.component.targets)
         results = [f"r{k}" for k in range(count + len(ends))]
@@ -120,23 +133,32 @@ class Handing:
         if run.inline is not None:
             found = run.inline(script, places, keep_places=False)
             call = "".join(f"{f}, " for f in found)
+            absent = {k for k, f in enumerate(found[count:]) if f == "None"}
         else:
             call = f"{script.names.name(run.call, 'backward')}([{', '.join(places)}])"
+            absent = None
         script.line(f"{''.join(f'{r}, ' for r in results)}= {call}")
         for depth in sorted({depth for depth, _ in ends}):
-            given = [f"{n}: r{count + k}" for k, (d, n) in enumerate(ends) if d == depth]
-            script.line(f"node.below{'.below' * depth}.hand(task, {{{', '.join(given)}}})")
+            here = [(n, k) for k, (d, n) in enumerate(ends) if d == depth and k not in (absent or ())]
+            given = f"{{{', '.join(f'{n}: r{count + k}' for n, k in here)}}}"
+            if absent is None:
+                given = f"{script.names.name(_present, 'present')}({given})"
+            script.line(f"node.below{'.below' * depth}.hand(task, {given})")
         script.line(f"return [{', '.join(results[:count])}]")
-        parameters = ["node", "task", "handed", *(f"t{k}" for k in range(len(pattern)))]
-        return script.function(", ".join(parameters))[0]
+        return script.function("node, task, handed, tangents")[0]
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
 
 
-def _is_plain(t: Tensor | None) -> bool:
-    return t is None or (t.__class__ is Tensor and not is_batched(t))
+def _present(given: dict[int, Tensor | None]) -> dict[int, Tensor]:
+    return {place: t for place, t in given.items() if t is not None}
+
+
+def _look(t: Tensor | None) -> Any:
+    """How a tangent is laid out; False where there is more to it."""
+    return None if t is None else t.__class__ is Tensor and not is_batched(t) and t.stride()
 
 
 def _first_taking(below: Lifetime, task: int) -> int:

@@ -46,7 +46,7 @@ class LaidOutBackward(Backward):
     def usual_pattern(self) -> tuple[Any, ...]:
         return (True,) * len(self.expected)
 
-    def run(self, node: Any, saved: list[Any], tangents: Tangents, wanted: Wanted) -> list[Any]:
+    def run(self, node: Any, saved: list[Any], tangents: list[Tensor | None], wanted: Wanted) -> list[Any]:
         kinds, given = self.arranged(tangents)
         state = None if self.fixed_autocast else autocast_state()
         program = self.find(kinds, state, wanted)
@@ -56,8 +56,9 @@ class LaidOutBackward(Backward):
             for t, copy in both
             if t is not None and copy is not None and copy is not t
         ]
-        saved += (t for t in given if t is not None)
-        del given
+        saved += [t for t in given if t is not None]
+        del given, both
+        tangents.clear()
         grads = self.use(node, program, saved, state)
         for t, copy, before in copies:
             if version(copy) != before:  # a custom backward changes the gradient that it is given

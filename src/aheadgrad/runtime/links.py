@@ -45,11 +45,6 @@ class Ways:
         """The inputs that need a link when they are no leaves."""
         return [k for k, j in enumerate(self.carried) if j is None]
 
-    def leaves(self, ctx: Any) -> tuple[Tensor | None, ...]:
-        """The inputs that are leaves, None for others."""
-        edges = ctx.next_functions
-        return tuple([e.variable if (e := edges[p][0]).__class__ is LEAF else None for p in self.positions])
-
     def linked(self, ctx: Any) -> list[int]:
         """The inputs that got a link in this call."""
         edges = ctx.next_functions
@@ -72,8 +67,6 @@ class Ways:
 
     def add(self, ctx: Any, grads: list[Any], tangents: tuple[Tensor | None, ...]) -> list[Any]:
         """Adds what came through links to the gradients."""
-        if all(t is None for t in tangents):
-            return grads
         for k, t in zip(self.linked(ctx), tangents, strict=True):
             if t is not None:
                 grads[k] = t if grads[k] is None else grads[k] + t
@@ -82,7 +75,12 @@ class Ways:
 
 def link(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
     """Saves, and returns the outputs with a link for each of these inputs that is no leaf."""
-    return _returned(ctx, outs, saved, [_link(t, t.size()) for t in inputs if not t.is_leaf])
+    links = []
+    for t in inputs:
+        if not t.is_leaf:
+            known = _links.get((t.shape, t.dtype, t.device)) if t.__class__ is Tensor else None
+            links.append(_link(t, t.shape) if known is None else known.detach())
+    return _returned(ctx, outs, saved, links)
 
 
 def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], inputs: tuple[Tensor, ...]) -> Any:
@@ -93,7 +91,7 @@ def link_to_edges(ctx: Any, outs: tuple[Any, ...], saved: tuple[Any, ...], input
 
 def _link(t: Tensor, size: Any) -> Tensor:
     if is_foreign(t):  # numbers inside (the offsets of a jagged tensor) say what it is
-        parts = (_link(p, p.size()) if p.is_floating_point() or p.is_complex() else p for p in parts_of(t))
+        parts = (_link(p, p.shape) if p.is_floating_point() or p.is_complex() else p for p in parts_of(t))
         return build(form_of(t), parts).detach()
     key = size, t.dtype, t.device
     known = _links.get(key)

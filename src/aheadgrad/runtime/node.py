@@ -22,7 +22,7 @@ from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.runtime.watch import check_watched
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, unpacked, version
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, gives_tangents_away, unpacked, version
 from aheadgrad.torchlayer.hooks import quiet_hooks, quiet_leaves
 from aheadgrad.torchlayer.wanted import Wanted, accumulates, wanted_inputs
 
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
 
 
-_OF_NODES = {"lifetime": None, "below": None, "leaves": None, "viewed": ()}
-"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs."""
+_OF_NODES = {"lifetime": None, "below": None, "leaves": None, "inner": (), "viewed": ()}
+"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs, and
+which inputs are none."""
 
 
 def make_node(
@@ -195,13 +196,17 @@ def _backward(
     name = names.name
     tangents = [f"t{i}" for i in range(shape.outputs)]
     joined = _tuple(tangents)
+    if gives_tangents_away:
+        script.line(f"{', '.join(tangents)}, {'*links' if ways.loose else ''}= given")
+        script.line("given.clear()")
 
     def leave(grads: str) -> None:
         """Returns gradients, with what came through links."""
         script.line(f"grads = {grads}")
         if ways.loose:
-            with script.block("if links:"):
+            with script.block("for link in links:"), script.block("if link is not None:"):
                 script.line(f"grads = {name(ways, 'ways')}.add(ctx, grads, links)")
+                script.line("break")
         script.line(f"return {arrange.spread('grads')}")
 
     count, sizes = shape.saved, shape.sizes
@@ -231,22 +236,29 @@ def _backward(
     if higher.handing.possible:
         handing = name(higher.handing, "handing")
         with script.block("if True:" if shape.visits_below else f"if {handing}.is_met:"):
-            script.line(f"grads = {handing}.run(ctx, {joined}, {wanted})")
+            script.line(f"given = [{', '.join(tangents)}]")
+            script.line(f"del {', '.join(tangents)}")
+            script.line(f"grads = {handing}.run(ctx, given, {wanted})")
             with script.block("if grads is not None:"):
                 leave("grads")
+            script.line(f"{', '.join(tangents)}, = given")
+            script.line("del given")
     _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
     if ways.loose:
         with script.block("if links:"):
             if count:
                 script.line(f"saved = saved[:{count}]")
-            with script.block("if any(t is not None for t in links):"):
+            with script.block("for link in links:"), script.block("if link is not None:"):
                 given = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted}"
                 leave(f"{name(_found, 'found')}({given})")
     _as_expected(script, backward, shape, tangents, arrange, asks=wanted != "None")
     script.line(f"saved = [{numbers}*saved]")  # used up: nothing else may hold what was saved
-    script.line(f"grads = {find}.run(ctx, saved, {joined}, {wanted})")
+    script.line(f"given = [{', '.join(tangents)}]")
+    script.line(f"del {', '.join(tangents)}")
+    script.line(f"grads = {find}.run(ctx, saved, given, {wanted})")
     script.line(f"return {arrange.spread('grads')}")
-    return script.function(f"ctx, {', '.join(tangents)}{', *links' if ways.loose else ''}")
+    separately = f"{', '.join(tangents)}{', *links' if ways.loose else ''}"
+    return script.function(f"ctx, {'given' if gives_tangents_away else separately}")
 
 
 def _first(
@@ -338,7 +350,7 @@ def _found(
     """Gradients for these tangents, of which there may be none: all that came, came through links."""
     if all(t is None for t in tangents):
         return [None] * inputs
-    return list(backward.run(ctx, saved, tangents, wanted))
+    return list(backward.run(ctx, saved, list(tangents), wanted))
 
 
 def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, arrange: Arrangement) -> None:
@@ -369,14 +381,14 @@ def _nowhere_backward(
     """Outputs that require grad although no input is behind them."""
     script = Script("node_backward", names)
     if watched:
-        present = "tuple(t is not None for t in tangents)"
+        present = "tuple([t is not None for t in tangents])"
         script.line(f"{names.name(check_watched, 'check_watched')}(ctx, {present})")
     if viewed:
         _check_viewed(script)
     if failure is not None:
         script.line(f"{names.name(failure, 'fails')}([])")
     script.line("return None, None, None, None")
-    return script.function("ctx, *tangents")
+    return script.function(f"ctx, {'' if gives_tangents_away else '*'}tangents")
 
 
 def _check_viewed(script: Script) -> None:

@@ -32,6 +32,7 @@ from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
+from aheadgrad.torchlayer.wanted import find_leaves, places_of_none
 
 differentiable_runs: Counter[int] = Counter()
 """How many differentiable backwards ran compiled, by the order of the derivatives they gave."""
@@ -103,7 +104,11 @@ class Step:
                 script.line("node.below = life")
                 if all(k < own for k in node.inputs):
                     known = "".join(f"leaves[{k}], " for k in node.inputs)
-                    script.line(f"node.leaves = None if leaves is None else ({known})")
+                    with script.block("if leaves is not None:"):
+                        script.line(f"node.leaves = ({known})")
+                        with script.block("if ctx.inner:"):
+                            inner = name(places_of_none, "places_of_none")
+                            script.line(f"node.inner = {inner}(node.leaves)")
         with script.block(f"if not {name(keeps_graph, 'keeps_graph')}():"):  # create_graph, but not retained
             script.line(f"life.freed = {BEFORE}")
         script.line(f"{name(differentiable_runs, 'differentiable_runs')}[{self.order}] += 1")
@@ -127,7 +132,7 @@ class Step:
         if ways.loose:
             with script.block(f"if len(saved) == {count}:"):
                 with script.block("if leaves is None:"):
-                    script.line(f"leaves = {name(ways, 'ways')}.leaves(ctx)")
+                    script.line(f"leaves = {name(find_leaves, 'find_leaves')}(ctx, {ways.positions})")
                 nothing = name(NOTHING, "nothing")  # it requires grad no longer: anything will do
                 for k in loose:
                     script.line(f"i{k} = {nothing} if leaves[{k}] is None else leaves[{k}]")

@@ -60,14 +60,24 @@ def same_version_counter(a: Tensor, b: Tensor) -> bool:
     return shared
 
 
+gives_tangents_away = hasattr(NodeBase, "boxed_grads_call")
+"""Can a backward be given its tangents in a list, of which it can take them? (From torch 2.12 or 2.13 on.)"""
+
+
 def bare_apply(node: type, attributes: Mapping[str, Any] | None = None) -> Callable[..., Any]:
     """`Function.apply` of the C base class: skips the Python layer that handles functorch.
 
-    The engine calls the node's backward as it is, without looking for it each time. `attributes` are those
-    that its `ctx` begins with.
+    The engine calls the node's backward as it is, without looking for it each time: with a list of tangents,
+    where it can (`gives_tangents_away`). `attributes` are those that its `ctx` begins with.
     """
+    backward: Any = node.backward  # type: ignore[attr-defined]
     made: Any = node._backward_cls  # type: ignore[attr-defined]
-    made.apply = node.backward  # type: ignore[attr-defined]
+    if gives_tangents_away:
+        node.boxed_grads_call = True  # type: ignore[attr-defined]
+        made.apply_boxed = backward
+        made.apply = lambda ctx, *tangents: backward(ctx, list(tangents))
+    else:
+        made.apply = backward
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]

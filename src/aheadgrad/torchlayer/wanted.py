@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward
 
 from aheadgrad.torchlayer.autograd import running_backward
@@ -42,7 +43,8 @@ _last = _Last()
 def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     """Which of the inputs at these positions are wanted. For the backward of a node to call, itself.
 
-    The node may know the leaves among these inputs (`leaves`, with None for others), and knows them then.
+    The node may know the leaves among these inputs (`leaves`, with None for others; `inner` are the places of
+    those), and knows them then.
     """
     task = running_backward()  # threads count by themselves
     if _last.task != task:
@@ -58,14 +60,31 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
         return _asked_one_by_one(node, positions)
     leaves = node.leaves
     if leaves is None:
+        leaves = find_leaves(node, positions)
+    found = [id(leaf) in named for leaf in leaves]
+    if False not in found:
+        return None
+    if node.inner:
         edges = node.next_functions
-        leaves = node.leaves = tuple(
-            [edge.variable if (edge := edges[p][0]).__class__ is LEAF else None for p in positions]
-        )
-    found = []
-    for position, leaf in zip(positions, leaves, strict=True):
-        found.append(id(leaf) in named if leaf is not None else _goes_to(node.next_functions[position][0]))
-    return tuple(found) if False in found else None
+        for k in node.inner:
+            found[k] = _goes_to(edges[positions[k]][0])
+        if False not in found:
+            return None
+    return tuple(found)
+
+
+def find_leaves(node: Any, positions: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    """The leaves among the inputs at these positions, which the node knows from now on."""
+    edges = node.next_functions
+    leaves = node.leaves = tuple(
+        [edge.variable if (edge := edges[p][0]).__class__ is LEAF else None for p in positions]
+    )
+    node.inner = places_of_none(leaves)
+    return leaves
+
+
+def places_of_none(leaves: tuple[Tensor | None, ...]) -> tuple[int, ...]:
+    return tuple([k for k, leaf in enumerate(leaves) if leaf is None])
 
 
 def accumulates() -> bool:
