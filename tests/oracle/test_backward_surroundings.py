@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 
-from .common import strict
+from .common import assert_equal, leaf, strict
 from .plays import Packs, agree, double, ending
 
 pytestmark = [
@@ -216,3 +217,29 @@ def test_saved_tensors_are_free_when_gradients_arrive() -> None:
         return alive
 
     agree(lambda x, w: (x @ w).tanh().exp(), play)
+
+
+def test_compiled_autograd() -> None:
+    """Whoever records a backward calls nodes with one tangent after the other."""
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(x @ w)
+        return h.sin(), h.exp()
+
+    grads = []
+    for run in (fn, strict(fn)):
+        x, w = leaf(3, 3, seed=1), leaf(3, 3, seed=2)
+        with compiled_autograd._enable(lambda module: module):
+            a, b = run(x, w)
+            (a.sum() + (2 * b).sum()).backward()
+        grads.append((x.grad, w.grad))
+    assert_equal(grads[1], grads[0])
+
+
+def test_a_node_that_is_applied_by_hand() -> None:
+    x = leaf(3)
+    expected, out = x.sin(), strict(torch.sin)(x)
+    assert out.grad_fn is not None
+    assert expected.grad_fn is not None
+    (grad,) = out.grad_fn.apply(torch.ones(3))  # type: ignore[attr-defined]
+    assert_equal(grad, expected.grad_fn(torch.ones(3)))

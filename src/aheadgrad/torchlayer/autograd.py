@@ -76,12 +76,26 @@ def bare_apply(node: type, attributes: Mapping[str, Any] | None = None) -> Calla
         node.boxed_grads_call = True  # type: ignore[attr-defined]
         made.apply_boxed = backward
         made.apply = lambda ctx, *tangents: backward(ctx, list(tangents))
+        made._forward_cls = _WithSeparateTangents(node, made.apply)
     else:
         made.apply = backward
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
     bound: Callable[..., Any] = super(torch.autograd.Function, node).apply  # type: ignore[misc]
     return bound
+
+
+class _WithSeparateTangents:
+    """A node's class for others than the engine (compiled autograd), who do not know of lists."""
+
+    boxed_grads_call = False
+
+    def __init__(self, node: type, backward: Callable[..., Any]) -> None:
+        self._node = node
+        self.backward = backward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
 
 
 class AutogradNode(NamedTuple):
