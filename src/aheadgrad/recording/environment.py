@@ -9,7 +9,7 @@ import torch
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer import functional, random
-from aheadgrad.torchlayer.autograd import saved_tensor_hooks_off, set_grad_enabled
+from aheadgrad.torchlayer.autograd import plain_engine, saved_tensor_hooks_off, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import deterministic_mode, deterministic_warns
 from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.lock import RECORDING
@@ -73,7 +73,7 @@ class Ambient:
 
 @contextmanager
 def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
-    """Functionalization and the given modes on; random state, grad mode and hooks shielded.
+    """Functionalization and the given modes on; random state, grad mode, hooks and engine shielded.
 
     `veiled`: functionalization works behind veils only (see `veils`).
     """
@@ -85,6 +85,7 @@ def tracing(*modes: object, veiled: bool = False) -> Iterator[None]:
             set_grad_enabled(False)
         stack.enter_context(random.shielded())
         stack.enter_context(saved_tensor_hooks_off())
+        stack.enter_context(plain_engine())
         stack.enter_context(functional.enabled())
         if veiled:
             stack.enter_context(functional.not_here())

@@ -190,6 +190,17 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 @contextmanager
+def plain_engine() -> Iterator[None]:
+    """Backwards run, also where compiled autograd would record them."""
+    set_compiler = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    before = set_compiler(None, False)
+    try:
+        yield
+    finally:
+        set_compiler(*before)
+
+
+@contextmanager
 def saved_tensor_hooks_off() -> Iterator[None]:
     """Shields a capture from saved-tensor hooks (a user's, or those of a surrounding checkpoint)."""
     before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
