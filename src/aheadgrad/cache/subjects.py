@@ -1,4 +1,4 @@
-"""Calls as the cache sees them (`visit`): what can be told of them, and how they are recorded once more."""
+"""Calls as the cache sees them (`lookup`): what can be told of them, and how they are recorded once more."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from aheadgrad.cache.again import Ambient, sketches
-from aheadgrad.cache.graphs import told_of_graph
-from aheadgrad.cache.tell import Teller, Unprovable
-from aheadgrad.cache.visit import Subject
+from aheadgrad.cache.graph_texts import told_of_graph
+from aheadgrad.cache.lookup import Subject
+from aheadgrad.cache.sketches import Ambient, sketches
+from aheadgrad.cache.value_texts import Teller, Unprovable
 from aheadgrad.errors import AheadgradError
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options

@@ -41,7 +41,7 @@ from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
-from aheadgrad.partition.graphs import default_partition, min_cut_rematerialization_partition
+from aheadgrad.partition.joint_graphs import default_partition, min_cut_rematerialization_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.scripting import scripted

@@ -17,7 +17,7 @@ from aheadgrad import pipeline
 from aheadgrad.backends.compilers import Compiler, Compilers
 from aheadgrad.errors import InvalidOption, UnsupportedInput
 from aheadgrad.export.exported import Exported
-from aheadgrad.export.graphs import META, Described
+from aheadgrad.export.graph_modules import META, Described
 from aheadgrad.export.making import export
 from aheadgrad.export.signature import CallSignature
 from aheadgrad.export.trees import build
@@ -25,7 +25,7 @@ from aheadgrad.frontends.function import flatten, make_call, parameter_names
 from aheadgrad.frontends.state import holders, swapped
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
-from aheadgrad.partition.graphs import default_partition
+from aheadgrad.partition.joint_graphs import default_partition
 from aheadgrad.program.doors import example_inputs, module_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import (

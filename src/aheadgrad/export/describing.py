@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.export.dynamic_shapes import conditions_of, sizes_of
 from aheadgrad.export.matching import storage_of
 from aheadgrad.export.programs import Constants
 from aheadgrad.export.recorded import Recorded
-from aheadgrad.export.shapes import conditions_of, sizes_of
 from aheadgrad.export.signature import (
     Argument,
     Backward,

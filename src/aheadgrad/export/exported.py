@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.file import read, write
-from aheadgrad.export.graphs import described_module, program_from
-from aheadgrad.export.runner import Step
+from aheadgrad.export.graph_modules import described_module, program_from
 from aheadgrad.export.running import Running
 from aheadgrad.export.signature import CallSignature, Stage
+from aheadgrad.export.stage_runner import Step
 from aheadgrad.program.program import Program
 from aheadgrad.torchlayer.dispatch import is_random
 

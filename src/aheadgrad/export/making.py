@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
+from aheadgrad.export.dynamic_shapes import symbols_for
+from aheadgrad.export.dynamic_shapes import with_names as sizes_with_names
 from aheadgrad.export.exported import Exported
 from aheadgrad.export.losses import loss_index, of_loss
 from aheadgrad.export.programs import Constants, with_names, with_one
 from aheadgrad.export.recorded import Recorder
-from aheadgrad.export.shapes import symbols_for
-from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
 from aheadgrad.export.text import text
 from aheadgrad.export.trees import paths, tree_of

@@ -28,7 +28,7 @@ from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
-from aheadgrad.recording.plain import FIXED, SIMPLE, freeze
+from aheadgrad.recording.compared_values import FIXED, SIMPLE, freeze
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree

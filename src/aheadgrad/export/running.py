@@ -11,8 +11,8 @@ from torch import Tensor
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.lowering import compiled
 from aheadgrad.export.matching import leaves_of
-from aheadgrad.export.runner import Reached, Runner, Step
 from aheadgrad.export.signature import Stage
+from aheadgrad.export.stage_runner import Reached, Runner, Step
 
 
 class Running:

@@ -6,7 +6,7 @@
 
 Each is a function of flat tensors, made of the graph with torch's own transforms and recorded by tracing:
 there is nothing of Python in it that could change. A call under transforms is taken apart, level by level
-(`frontends/levels`), until plain tensors are left for one of these.
+(`frontends/transform_levels`), until plain tensors are left for one of these.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
+from aheadgrad.cache.lookup import Lookup
 from aheadgrad.cache.subjects import call_of_graph
-from aheadgrad.cache.visit import Visit
 from aheadgrad.emit.script import Script
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import Described
@@ -57,14 +57,14 @@ def compile_flat(
     call.symbols = symbols_of(args, graph)
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
-    visit = None
+    lookup = None
     if options.cache:
-        visit = Visit(call_of_graph(module, flat, call, call_with, pipeline.record), options)
-    entry = pipeline.run(call, options, visit)
+        lookup = Lookup(call_of_graph(module, flat, call, call_with, pipeline.record), options)
+    entry = pipeline.run(call, options, lookup)
     try:
         otherwise = TracedFunction(fn, replace(options, cache=False))
         made = _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
-        made.not_kept = "" if visit is None else visit.reason
+        made.not_kept = "" if lookup is None else lookup.reason
         return made
     finally:
         entry.captured.release()

@@ -25,9 +25,9 @@ from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.function import names_in
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.recording.compared_values import describe, freeze
 from aheadgrad.recording.containers import Changing, insides, is_array
 from aheadgrad.recording.entry_assumptions import Memory
-from aheadgrad.recording.plain import describe, freeze
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks

@@ -4,7 +4,7 @@
 
 Dynamo compiles nothing while a transform is active. So it is asked with the transforms set aside, and with
 stand-ins: plain tensors of the sizes that the function sees. The graph that it finds (always a whole one) is
-then called with what they stand for, under the transforms (`frontends/levels`). What Python does besides,
+then called with what they stand for, under the transforms (`transform_levels`). What Python does besides,
 Dynamo does. Where it finds no such graph the function itself runs; where that cannot be compiled, the graph.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor, fx, nn
 from aheadgrad.errors import FallbackError, reason_of, without_frames
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.derived import Allowed, Derived
-from aheadgrad.frontends.levels import run_at_levels
 from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.transform_levels import run_at_levels
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.dispatch import (

@@ -18,7 +18,7 @@ from aheadgrad.program.slots import Slot
 from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.shared import enter_shared
+from aheadgrad.recording.shared_entrances import enter_shared
 from aheadgrad.report.origins import origin_of_error, raised_by_torch
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aheadgrad.recording.any_size import for_any_size
-from aheadgrad.recording.borders import expected_tangent, tangent_like
+from aheadgrad.recording.backward_writes import BackwardWrites
 from aheadgrad.recording.components import Component, Components, Passage, Target
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.session import Session
+from aheadgrad.recording.subclass_borders import expected_tangent, tangent_like
 from aheadgrad.recording.walks import edge_of
-from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled

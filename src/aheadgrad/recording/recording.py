@@ -1,7 +1,7 @@
 """A recording: one run of the function, what was found about it, and its backwards, all still live.
 
-`pipeline` takes the steps: `open_session`, `run_once`, `describe`, `Recording.differentiate`; `levels.lower`
-ends it. What stays alive behind an entry is reached through a `LiveDoor`.
+`pipeline` takes the steps: `open_session`, `run_once`, `describe`, `Recording.differentiate`;
+`lower_levels.lower` ends it. What stays alive behind an entry is reached through a `LiveDoor`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from aheadgrad.recording.exits import Exit, copies, grown_views, inner_leaves, k
 from aheadgrad.recording.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.recording.input_facts import input_facts, member_facts
 from aheadgrad.recording.joint import Gradients, Joint
-from aheadgrad.recording.lower import Lowering
+from aheadgrad.recording.lower_values import Lowering
 from aheadgrad.recording.output_facts import Aliases, find_aliases
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, merge_shared
+from aheadgrad.recording.shared_groups import check_bases, check_reshapes, merge_all, merge_shared
 from aheadgrad.recording.views_of_views import taken_through
 from aheadgrad.report.origins import raised_below_users_code
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
-from aheadgrad.recording.borders import enter_subclass
 from aheadgrad.recording.entrances import Entrance, Member, make_entrance
 from aheadgrad.recording.environment import Ambient, tracing
 from aheadgrad.recording.known_values import Values
@@ -28,6 +27,7 @@ from aheadgrad.recording.limits import Limits
 from aheadgrad.recording.open_sizes import OpenSizes
 from aheadgrad.recording.recorder import Recorder
 from aheadgrad.recording.records import Trace
+from aheadgrad.recording.subclass_borders import enter_subclass
 from aheadgrad.recording.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.report.origins import is_users
 from aheadgrad.torchlayer import functional, random

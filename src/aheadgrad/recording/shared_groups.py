@@ -19,7 +19,7 @@ from aheadgrad.recording.forward import Call, Forward, SharedGroup
 from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.input_facts import input_facts
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.shared import is_flat, whole_storage
+from aheadgrad.recording.shared_entrances import is_flat, whole_storage
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import (
     CreationMeta,

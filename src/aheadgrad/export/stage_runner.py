@@ -22,12 +22,12 @@ from aheadgrad.backends.eager import laid_out
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.interpreter import Call, Interpreter
 from aheadgrad.export.matching import match, storage_of
-from aheadgrad.export.sharing import Sharing, Size, update
+from aheadgrad.export.shared_memory import Sharing, Size, update
 from aheadgrad.export.signature import Backward, CallSignature, Place
 from aheadgrad.export.trees import build as build_tree
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize
-from aheadgrad.recording.shared import whole_storage
+from aheadgrad.recording.shared_entrances import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functorch_levels import kinds, takes_part
