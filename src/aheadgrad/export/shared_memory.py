@@ -27,7 +27,8 @@ from aheadgrad.facts.facts import (
     TheInput,
     ViewOf,
 )
-from aheadgrad.program.slots import Slot, UserOutput, ViewBase
+from aheadgrad.joint.level import slot_of_root
+from aheadgrad.program.slots import Slot, UserOutput
 from aheadgrad.torchlayer.subclasses import parts_of
 from aheadgrad.torchlayer.symbols import Number
 
@@ -107,7 +108,7 @@ class Sharing:
     def __init__(self, signature: CallSignature, places: Mapping[Place, Tensor], size: Size) -> None:
         self.signature, self.facts = signature, signature.facts
         self.places, self.size = places, size
-        self.values: dict[Slot, Any] = {}
+        self.values: dict[Slot | None, Any] = {}
         self.roots: dict[int, Tensor] = {}
 
     def outputs(self, leaving: list[Any]) -> list[Any]:
@@ -147,8 +148,7 @@ class Sharing:
             if isinstance(root, InputRoot):
                 made = self.places[self.signature.place(root.index)]
             elif isinstance(root, FreshRoot):
-                slot = UserOutput(root.output) if root.output is not None else ViewBase(root.base or 0)
-                made = self._leaf(self.values[slot], root.leaf)
+                made = self._leaf(self.values[slot_of_root(root)], root.leaf)
             else:
                 assert isinstance(root, AliasRoot)
                 made = self._leaf(self._grow(self._root(root.of), root.recipe), root.leaf)

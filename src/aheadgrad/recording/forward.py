@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
-from aheadgrad.program.slots import Slot
+from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
@@ -166,8 +166,6 @@ def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
 
 
 def _symbolic(session: Session, slot: Slot) -> str:
-    from aheadgrad.program.slots import UserInput
-
     return f"L_{slot.path}_" if session.symbolic and isinstance(slot, UserInput) else ""
 
 

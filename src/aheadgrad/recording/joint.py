@@ -19,6 +19,7 @@ from aheadgrad.recording.backward_writes import BackwardWrites
 from aheadgrad.recording.components import Component, Components, Passage, Target
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
+from aheadgrad.recording.overlaps import is_dense
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.subclass_borders import expected_tangent, tangent_like
 from aheadgrad.recording.walks import edge_of
@@ -196,8 +197,7 @@ def _spread(found: Sequence[Any], component: Component, wanted: Wanted) -> list[
 
 def _latest(session: Session, traced: Tensor) -> Any:
     session.settle_gradient(traced)
-    functional.sync(traced)
-    return functional.unwrap(traced)
+    return functional.latest(traced)
 
 
 def _root(traced: Any) -> Any:
@@ -206,18 +206,10 @@ def _root(traced: Any) -> Any:
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:
     """The strides we expect a tangent to have: the output's, if those are dense."""
-    stride = tuple(t.stride())
-    size = tuple(t.size())
+    size, stride = tuple(t.size()), tuple(t.stride())
     if any(map(is_symbolic, (*size, *stride))):
         return dense_strides(size, dense_order(t))
-    dense = 1
-    for n, s in sorted(zip(size, stride, strict=True), key=lambda pair: (pair[1], pair[0])):
-        if n == 1:
-            continue
-        if s != dense:
-            return contiguous_strides(size)
-        dense = dense * n
-    return stride
+    return stride if is_dense(t) else contiguous_strides(size)
 
 
 def dense_order(t: Tensor) -> tuple[int, ...]:

@@ -63,8 +63,7 @@ class Values:
         """The value of a traced tensor, or `Unknown`."""
         if type(traced) is not Tensor or not functional.is_wrapped(traced):
             raise Unknown
-        functional.sync(traced)
-        fake = functional.unwrap(traced)
+        fake = functional.latest(traced)
         with for_real():
             return self._value(fake)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
+from aheadgrad.facts.facts import Reshape
 from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.geometry import flattest
@@ -220,8 +221,8 @@ class Lift(TorchFunctionMode):
         if is_foreign(given):
             if ledger.current(given) is not given:
                 raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
-            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), version(given) + 1)
-            ledger.of(given).reshapes.append(done)
+            call = Reshape(func, args[1:], kwargs, torch.is_grad_enabled())
+            ledger.of(given).reshapes.append(InPlace(given, call, version(given) + 1))
             ledger.has_reshapes = True
             return False
         return reshape(ledger, func, given, args[1:], kwargs)

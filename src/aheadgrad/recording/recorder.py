@@ -308,10 +308,8 @@ class Recorder(TorchDispatchMode):
             return functional.wrap(value) if isinstance(value, Tensor) else value
 
         def down(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not functional.is_wrapped(value):
-                return value
-            functional.sync(value)
-            return functional.unwrap(value)
+            traced = isinstance(value, Tensor) and functional.is_wrapped(value)
+            return functional.latest(value) if traced else value
 
         wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
         with self, functional.again():

@@ -35,7 +35,6 @@ from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
-from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
@@ -59,7 +58,6 @@ class Session:
         veiled: bool = False,
     ) -> None:
         self.mode = mode
-        self.lock = RECORDING  # one recording at a time
         self.veiled = veiled  # are there tensor subclasses?
         self.symbolic = symbolic
         self.sized = symbolic  # are there symbolic sizes?
@@ -67,7 +65,6 @@ class Session:
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
         self.whole = False  # is the function a whole step: with backward(), .grad and numbers that it reads?
-        self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
         self._around: ExitStack | None = None  # what is on while the user's code (or a backward) runs
@@ -138,7 +135,7 @@ class Session:
         follow_values(self.mode)
         self.followed = True
         self.trace.sized = self.sized = True
-        self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
+        self.plain_numbers = self.recorder.ops.exact = True
         self._enter_symbols()
         return True
 
@@ -164,8 +161,7 @@ class Session:
 
     def settle(self, t: Tensor) -> None:
         """A traced tensor with the strides that it has in eager."""
-        if self.veiled:
-            self.recorder.settle(t)  # type: ignore[attr-defined]
+        self.settle_gradient(t)
         self.ledger.settle(t)
 
     def given_parts(self) -> dict[int, str]:
@@ -275,8 +271,7 @@ class Session:
         seen = self.lift(real)
         if self.veiled and not self.recorder.inside:  # type: ignore[attr-defined]
             return seen
-        functional.sync(seen)
-        out: Tensor = functional.unwrap(seen)
+        out: Tensor = functional.latest(seen)
         return out
 
     def _asserted(self) -> None:
@@ -336,7 +331,7 @@ class Session:
 
     def note_hidden(self, written: Tensor, others: list[Tensor]) -> None:
         """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
-        base = base_of(written) if is_view(written) and written.requires_grad else None
+        base = base_of(written) if written.requires_grad else None
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, {}).update(
                 dict.fromkeys(map(functional.storage_key, others))

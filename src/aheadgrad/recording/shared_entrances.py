@@ -81,7 +81,7 @@ def _member(slot: Slot, real: Tensor, owner: Tensor, seen: Tensor, *, is_root: b
     return Member(slot, real, owner, seen, seen.grad_fn, real.requires_grad, is_root, geometry_of(real))
 
 
-def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool = True) -> Tensor:
+def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool) -> Tensor:
     """A view of a traced tensor that lies in it as `t` lies in the real one.
 
     `first`: the traced tensor is no view of another one, so that `as_strided` can be undone.

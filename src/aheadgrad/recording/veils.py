@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, FallbackError
+from aheadgrad.facts.facts import Step
 from aheadgrad.recording.geometry import geometry_of, restore
 from aheadgrad.recording.ledger import ViewCall
 from aheadgrad.recording.overlaps import check_memory
@@ -99,8 +100,8 @@ class VeiledRecorder(Recorder):
             for k, part in enumerate(out if several else (out,)):
                 if isinstance(part, Tensor) and is_foreign(part):
                     at = k if several else None
-                    look = geometry_of(args[0])
-                    self.ledger.of(part).view = ViewCall(args[0], func, args[1:], kwargs, at, look)
+                    step = Step(func, args[1:], tuple(kwargs.items()), at)
+                    self.ledger.of(part).view = ViewCall(args[0], step, geometry_of(args[0]))
         return out
 
     def _functional(
