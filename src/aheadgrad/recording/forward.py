@@ -15,10 +15,12 @@ from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.recording.known_values import ValueNeeded
 from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
 from aheadgrad.recording.shared_entrances import enter_shared
+from aheadgrad.recording.told_by_name import FOREIGN_TENSORS, NOT_ALLOCATED, NOT_RECORDED, SAYS
 from aheadgrad.report.origins import origin_of_error, raised_by_torch
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
@@ -193,40 +195,13 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(entrance.seen)
 
 
-# What torch says where a recording fails, for want of a type of error, and what it means.
-_SAYS = (
-    (
-        "are out of bounds for storage of size",
-        "autograd addresses memory that the recorded tensors do not have",
-    ),
-    (
-        "Found a custom (non-ATen) operator whose output has alias annotations",
-        "a custom op that changes its arguments is called out of our sight",
-    ),
-    ("INTERNAL ASSERT FAILED", "autograd cannot replay the views of this function"),
-    ("cannot mutate tensors with frozen storage", "memory that an input had before set_ is written to"),
-    (
-        "Attempted to resize a view tensor to a larger size",
-        "an input or a view is resized to hold more elements",
-    ),
-    ("on an invalid python storage", "the memory of a tensor is read or written through its storage"),
-    ("because it has weakref associated with it", "two tensors are swapped"),
-    ("as_strided() is non-compositional", "a view made with as_strided from another view is written to"),
-)
-_FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
-
-
 def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
     where = f"\n  at {origin.file}:{origin.line}, in {origin.function}" if origin else ""
-    reads_memory = type(error) is RuntimeError and "its data is not allocated yet" in str(error)
-    if (
-        reads_memory
-        or isinstance(error, DATA_DEPENDENT_ERRORS)
-        or (isinstance(error, DataDependentError) and "Instead:" not in str(error))
-    ):
-        what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
+    reads_memory = type(error) is RuntimeError and NOT_ALLOCATED in str(error)
+    if reads_memory or isinstance(error, (ValueNeeded, *DATA_DEPENDENT_ERRORS)):
+        what = str(error) if isinstance(error, ValueNeeded) else _first_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
             what = "a number or a size that values decide, as that of x[mask]"
         return DataDependentError(
@@ -238,15 +213,15 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
-    for text, reason in _SAYS:
+    for text, reason in SAYS:
         if text in str(error):
             return FallbackError(reason)
-    if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
+    if isinstance(error, AssertionError) and str(error).startswith(FOREIGN_TENSORS):
         return FallbackError(
             "an nn.Parameter is made inside, or a function for a control-flow operator closes over a tensor"
         )
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)
-    if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
+    if raised_by_torch(error) and (missing or NOT_RECORDED in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
     return error
 

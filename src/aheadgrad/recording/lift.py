@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
+from aheadgrad.errors import AheadgradError, FallbackError, let_go_of_locals
 from aheadgrad.facts.facts import Reshape
 from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.geometry import flattest
-from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
-from aheadgrad.recording.known_values import Unknown
+from aheadgrad.recording.known_values import Unknown, ValueNeeded
 from aheadgrad.recording.ledger import InPlace, Written
 from aheadgrad.recording.overlaps import check_casts, check_memory, last_write
 from aheadgrad.recording.recorder import LIFT_FRESH
@@ -34,6 +33,7 @@ from aheadgrad.recording.refusals import (
 )
 from aheadgrad.recording.reshaping import OUT_OF_PLACE, reshape
 from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
+from aheadgrad.recording.told_by_name import COPIES_MEMORY, NEEDS_VALUE, SAVE_FOR_SIZES, attends, writes
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
@@ -73,7 +73,6 @@ _ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided
 _STORAGE_CHANGES: set[Any] = {_SET_DATA, torch.Tensor.resize_}  # (`set_` does not come by here)
 _RESIZES_AS: set[Any] = {torch.Tensor.resize_as_, torch.resize_as_}
 _RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
-_SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
 _SETS_GRAD: set[Any] = {torch.Tensor.requires_grad_, _FIELDS.requires_grad.__set__}
 
@@ -170,7 +169,7 @@ class Lift(TorchFunctionMode):
         except Unknown:
             if func is _ITEM:
                 return self._explained_call(func, args, kwargs)
-            raise DataDependentError(
+            raise ValueNeeded(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"
             ) from None
@@ -267,7 +266,7 @@ class Lift(TorchFunctionMode):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
             self.session.hooked = True
-        if "attention" in getattr(func, "__name__", ""):
+        if attends(func):
             self.session.attends = True
         if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
             self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
@@ -311,7 +310,7 @@ class Lift(TorchFunctionMode):
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
             ledger.written(t, geometry, siblings)
-            if name in _SAVE_FOR_SIZES:
+            if name in SAVE_FOR_SIZES:
                 self.session.note_hidden(t, tensors_among(args[1:]))
         return out
 
