@@ -67,8 +67,6 @@ def compile(
     compiled. `fallback="error"` raises instead of running a call uncompiled. `cache=True`, or the path of a
     directory, keeps compiled entries for other processes (docs/cache.md).
     """
-    if not isinstance(decompositions, Mapping | None):
-        raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
     options = Options(
         frontend=frontend,
         fullgraph=fullgraph,
@@ -78,7 +76,7 @@ def compile(
         memory=memory,
         memory_budget=memory_budget,
         policies=tuple(policies),
-        decompositions=dict(decompositions or {}),
+        decompositions=decompositions,
         dynamic=dynamic,
         fallback=fallback,
         backward_autocast=backward_autocast,

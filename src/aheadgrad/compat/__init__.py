@@ -187,7 +187,7 @@ def _options(
     return Options(
         backend=compilers,
         partition=own.get(partition_fn, partition_fn),
-        decompositions=dict(decompositions or {}),
+        decompositions=decompositions,
         dynamic=dynamic,
         backward_autocast="same_as_forward",
         keep_inference_input_mutations=keep,

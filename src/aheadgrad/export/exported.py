@@ -63,8 +63,7 @@ class Exported:
 
         Returns what the original returns; with gradients, a `Step` of that and the gradients by name.
         """
-        step = self.call(args, kwargs)
-        return step if self.signature.backwards else step.output
+        return self._runs(*args, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it, and adds its gradients to the `.grad` of parameters and arguments, as `loss.backward()`

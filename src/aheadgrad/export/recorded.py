@@ -115,8 +115,7 @@ class Recorder:
                 )
         self.fn, self.flat, self.symbols = fn, flat, symbols
         # Without cuts between outputs, where one backward would hand over to another.
-        chosen = dict(decompositions or {})
-        self.options = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=chosen)
+        self.options = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=decompositions)
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self._check_hooks()

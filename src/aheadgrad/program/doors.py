@@ -106,10 +106,8 @@ class _Graph:
     def _fake(self, value: Value, of: Value | None) -> FakeTensor:
         """A fake tensor for a value, in the memory of the one it is a view of."""
         if value not in self.vals:
-            t = value.type
             base = None if of is None else self.vals[of]
-            look = t.dtype, t.size, t.stride, t.offset, t.device
-            self.vals[value] = self.fakes.tensor(*look, layout=t.layout, conj=t.conj, neg=t.neg, base=base)
+            self.vals[value] = self.fakes.tensor(value.type, base)
         return self.vals[value]
 
     def _op(self, op: Op) -> None:

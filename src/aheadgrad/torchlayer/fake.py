@@ -216,24 +216,13 @@ class Fakes:
             self._made[value] = make(value.expr, **hint)
         return self._made[value]
 
-    def tensor(
-        self,
-        dtype: torch.dtype,
-        size: Any,
-        stride: Any,
-        offset: Any,
-        device: torch.device,
-        *,
-        layout: torch.layout,
-        conj: bool,
-        neg: bool,
-        base: FakeTensor | None,
-    ) -> FakeTensor:
-        """A fake tensor of this kind, in memory of its own or in that of another one."""
-        size, stride = [self.number(n) for n in size], [self.number(n) for n in stride]
-        offset = self.number(offset)
-        if layout is not torch.strided:
-            return FakeTensor(self.mode, torch.empty(size, dtype=dtype, layout=layout, device="meta"), device)
+    def tensor(self, look: Any, base: FakeTensor | None = None) -> FakeTensor:
+        """A fake tensor that looks like this (`TensorType`), in memory of its own or in that of another."""
+        size, stride = [self.number(n) for n in look.size], [self.number(n) for n in look.stride]
+        dtype, device, offset = look.dtype, look.device, self.number(look.offset)
+        if look.layout is not torch.strided:
+            room = torch.empty(size, dtype=dtype, layout=look.layout, device="meta")
+            return FakeTensor(self.mode, room, device)
         if base is not None and base.layout is torch.strided:
             meta = torch.empty(0, dtype=dtype, device="meta")
             meta.set_(base.untyped_storage(), offset, size, stride)
@@ -242,6 +231,6 @@ class Fakes:
         else:
             meta = torch.empty(reach(size, stride, offset), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset).detach()
-        meta = meta.conj().detach() if conj else meta
-        meta = torch._neg_view(meta).detach() if neg else meta
+        meta = meta.conj().detach() if look.conj else meta
+        meta = torch._neg_view(meta).detach() if look.neg else meta
         return FakeTensor(self.mode, meta, device)
