@@ -21,8 +21,8 @@ from aheadgrad.export.graph_modules import described
 from aheadgrad.export.making import export
 from aheadgrad.export.signature import CallSignature
 from aheadgrad.export.trees import build
-from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.function import flatten, parameter_names
+from aheadgrad.frontends.state import call_holding, held_by
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.partition.custom import joint_of_two_lists
@@ -179,7 +179,7 @@ def aot_export_joint_simple(
     """The graph of a function that changes nothing and returns new tensors: `(primals, tangents) -> (outputs,
     gradients)`, or without `trace_joint` the forward alone, of flat inputs."""
     options = Options(one_node=True, dynamic=False, decompositions=decompositions)
-    _, joint, _ = _recorded(func, args, {}, [], options, forward_only=not trace_joint)
+    _, joint, _ = _recorded(func, args, {}, options, forward_only=not trace_joint)
     facts = joint.facts
     if any(not f.untouched for f in facts.inputs) or facts.roots:
         raise UnsupportedInput(
@@ -195,10 +195,10 @@ def aot_export_joint_simple(
 
 
 def _recorded(
-    fn: Any, args: Any, kwargs: Any, places: list[Any], options: Options, *, forward_only: bool = False
+    fn: Any, args: Any, kwargs: Any, options: Options, *, forward_only: bool = False
 ) -> tuple[Recording, Joint, Any]:
     flat = flatten(tuple(args), dict(kwargs), parameter_names(fn))
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
+    call = call_holding(fn, flat, held_by(fn))
     call.forward_only = forward_only
     recording, joint = pipeline.record(call, options, Journal())
     return recording, joint, flat
@@ -239,8 +239,7 @@ def aot_export_joint_with_descriptors(
         keep_inference_input_mutations=keep_inference_input_mutations,
         partition=default_partition,
     )
-    places = holders(list(mod.named_modules()))
-    recording, joint, flat = _recorded(mod, args, kwargs or {}, places, options)
+    recording, joint, flat = _recorded(mod, args, kwargs or {}, options)
     if not joint.gradients or joint.gradients[0] is None:
         raise UnsupportedInput("Nothing of this call can be differentiated: there is no joint graph.")
     module, _ = joint_of_two_lists(joint)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -23,8 +22,8 @@ from aheadgrad.cache.subjects import call_of_graph
 from aheadgrad.emit.script import Script
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import Described
-from aheadgrad.frontends.function import flatten, make_call
-from aheadgrad.frontends.state import Place, holders, swapped
+from aheadgrad.frontends.function import flatten
+from aheadgrad.frontends.state import Place, call_holding, held_by
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
@@ -43,14 +42,13 @@ def compile_flat(
 
     `guarded`: the caller checks what inputs are; memory is checked here.
     """
-    places = holders(list(module.named_modules()))
+    places = held_by(module)
     fn = invoke or module
     flat = flatten(tuple(args), {}, [])
     bare = replace(flat, leaves=[])
 
     def call_with(leaves: list[Any]) -> Call:
-        held, around = [(p.slot, p.get()) for p in places], partial(swapped, places)
-        return make_call(fn, replace(bare, leaves=leaves), held, around, exact=False)
+        return call_holding(fn, replace(bare, leaves=leaves), places, exact=False)
 
     call = call_with(flat.leaves)
     graph = module.graph if isinstance(module, fx.GraphModule) else None

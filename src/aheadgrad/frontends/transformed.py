@@ -19,12 +19,12 @@ from threading import local
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from aheadgrad.errors import FallbackError, reason_of, without_frames
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.derived import Allowed, Derived
-from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.state import held_by, swapped
 from aheadgrad.frontends.transform_levels import run_at_levels
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import any_autocast
@@ -96,8 +96,7 @@ class Transformed:
 
     def _under_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, spec = pytree.tree_flatten((args, kwargs))
-        places = holders(list(self._fn.named_modules())) if isinstance(self._fn, nn.Module) else []
-        places = [p for p in places if _takes_part(p.get())]
+        places = [p for p in held_by(self._fn) if _takes_part(p.get())]
         wrapped = {id(t): t for t in (*given, *(p.get() for p in places)) if _takes_part(t)}
         looks = {
             key: (t.size(), t.stride(), t.dtype, t.device, t.requires_grad) for key, t in wrapped.items()

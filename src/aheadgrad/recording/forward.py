@@ -198,7 +198,7 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
 def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
-    where = f"\n  at {origin.file}:{origin.line}, in {origin.function}" if origin else ""
+    where = f"\n  at {origin.place}" if origin else ""
     reads_memory = type(error) is RuntimeError and NOT_ALLOCATED in str(error)
     if reads_memory or isinstance(error, (ValueNeeded, *DATA_DEPENDENT_ERRORS)):
         what = str(error) if isinstance(error, ValueNeeded) else _first_line(error)

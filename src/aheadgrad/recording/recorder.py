@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):
     def _undecided(self, func: Any, node: AutogradNode) -> DataDependentError:
         """For a derivative that asks for values; it is torch's formula that asks, no line of the user's."""
         origin = self.origins.get(node.number)
-        where = f"{origin.file}:{origin.line}, in {origin.function}" if origin else "a line that is not known"
+        where = origin.place if origin else "a line that is not known"
         return DataDependentError(
             f"A derivative needs the value of a tensor to decide what to do: {node.name} calls {func}."
             f"\n  at {where}\n"

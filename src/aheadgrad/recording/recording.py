@@ -261,9 +261,7 @@ def open_session(plan: Plan, options: Options) -> Session:
 def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     """What gradients are taken of: inputs that require grad, and leaves made inside."""
     targets = [
-        Target("input", i, e.leaf)
-        for i, e in enumerate(forward.session.entrances)
-        if e.leaf.requires_grad and _differentiable(e.leaf)
+        Target("input", i, e.leaf) for i, e in enumerate(forward.session.entrances) if e.leaf.requires_grad
     ]
     tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
@@ -273,7 +271,7 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
             targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
-            if inner.requires_grad and _differentiable(inner):
+            if inner.requires_grad:
                 targets.append(Target("inside", i, inner, name))
     for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
@@ -283,10 +281,6 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
 def _is_plain_view(t: Tensor) -> bool:
     """Has it a history, and may that be made anew? Not of parts of `split`, nor under no_grad."""
     return is_view(t) and creation_meta(t) == CreationMeta.DEFAULT and t.grad_fn is not None
-
-
-def _differentiable(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
 
 
 def record_expected(captured: Any, number: int, component: Component) -> Gradients | None:
