@@ -35,7 +35,7 @@ from aheadgrad.program.values import Op, Origin, values_in
 from aheadgrad.torchlayer import expressions
 from aheadgrad.torchlayer.autograd import AutogradNode, CreationMeta
 from aheadgrad.torchlayer.named import op_name, reshape_name
-from aheadgrad.torchlayer.subclasses import Bundle, is_plain
+from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.symbols import Shape
 
 OP = ("target", "args", "kwargs", "out", "name", "phase", "keep", "origin", "node", "region")
@@ -45,7 +45,6 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "Origin": Origin._fields,
     "Options": OPTIONS,
     "Naming": ("sizes", "writes"),
-    "Bundle": ("form", "parts"),
     "Body": ("program", "single"),
     "operator": ("name",),
     "symbol": ("name", "is", "is_not"),
@@ -256,18 +255,12 @@ def _naming(writer: _Writer, naming: Naming) -> list[int]:
     return writer.row("Naming", SPECIAL["Naming"], (naming.sizes, naming.writes), naming, shared=False)
 
 
-def _bundle(writer: _Writer, bundle: Bundle) -> list[int]:
-    parts = bundle.form, tuple(bundle.parts)
-    return writer.row("Bundle", SPECIAL["Bundle"], parts, bundle, shared=False)
-
-
 _SPECIAL: dict[type, Callable[[_Writer, Any], Any]] = {
     Op: _Writer.op,
     AutogradNode: _Writer.node,
     Origin: _origin,
     Options: _options,
     Naming: _naming,
-    Bundle: _bundle,
 }
 
 

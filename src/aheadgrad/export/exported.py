@@ -131,6 +131,6 @@ class Exported:
         return Exported(tuple(stages), self.state)
 
     def __str__(self) -> str:
-        from aheadgrad.export.text import text
+        from aheadgrad.export.in_words import text
 
         return text(self.stages)

@@ -14,12 +14,12 @@ from aheadgrad.export.describing import Describing
 from aheadgrad.export.dynamic_shapes import symbols_for
 from aheadgrad.export.dynamic_shapes import with_names as sizes_with_names
 from aheadgrad.export.exported import Exported
+from aheadgrad.export.in_words import text
 from aheadgrad.export.losses import loss_index, of_loss
 from aheadgrad.export.matching import storage_of
 from aheadgrad.export.programs import Constants, with_names, with_one
 from aheadgrad.export.recorded import Recorder
 from aheadgrad.export.signature import Stage
-from aheadgrad.export.text import text
 from aheadgrad.export.trees import paths, tree_of
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.joint.level import Joint
