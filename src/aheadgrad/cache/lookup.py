@@ -256,14 +256,10 @@ class Lookup:
         except Unprovable as error:  # others need not watch it again
             self.reason += f"; {_EACH}{error}"
             files = {code.co_filename for code in self._witness.ran}
-            told = {"unproven": str(error), "files": {file: _stamp(file) for file in sorted(files)}}
-            return json.dumps(told).encode() + b"\n" + json.dumps(self._pairs).encode()
-        head = {
-            "entry": entry,
-            "memo": asdict(memo),
-            "names": sorted(proof.names),
-            "items": dict(proof.items),
-        }
+            head = {"unproven": str(error), "files": {file: _stamp(file) for file in sorted(files)}}
+        else:
+            items = dict(proof.items)
+            head = {"entry": entry, "memo": asdict(memo), "names": sorted(proof.names), "items": items}
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
 
 

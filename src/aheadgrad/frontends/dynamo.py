@@ -74,8 +74,7 @@ class DynamoFunction(CompiledFunction):
             self.breaks.append(f"{where}: {reason}")
 
     def missed(self, function: str, reasons: list[str]) -> None:
-        self.misses.append(misses.from_dynamo(function, reasons))
-        misses.tell(self.misses[-1])
+        self.note_miss(misses.from_dynamo(function, reasons))
 
 
 def backend(
@@ -117,8 +116,7 @@ def compile_graph(
         entry.name = _place(gm) or told.name
         told.entries.append(entry)
         if entry.not_kept:
-            told.misses.append(misses.NotKept.because(entry.name, entry.not_kept))
-            misses.tell(told.misses[-1])
+            told.note_miss(misses.NotKept.because(entry.name, entry.not_kept))
     ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call

@@ -128,8 +128,7 @@ class TracedFunction(CompiledFunction):
         try:
             made = making.run(args, kwargs, symbols)
             if made.not_kept:
-                self.misses.append(misses.NotKept.because(self.name, made.not_kept))
-                misses.tell(self.misses[-1])
+                self.note_miss(misses.NotKept.because(self.name, made.not_kept))
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
             making.settle()

@@ -331,10 +331,6 @@ class Joint(Level):
     def signature(self) -> Signature:
         return self.program.signature
 
-    @property
-    def graph(self) -> Any:
-        return self.program.graph
-
     def __str__(self) -> str:
         return str(self.program)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
-from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.program.slots import Slot
 from aheadgrad.recording.known_values import ValueNeeded
 from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
@@ -122,11 +122,7 @@ def run(session: Session, call: Call) -> Forward:
             ):
                 held = [call.invoke(see)]  # a list: frames that hold the result itself would be counted
         except Exception as error:
-            told = explained(error)
-            if not isinstance(told, AheadgradError):
-                told = raised_before(session) or told
-                if told is error and (session.trace.numbers or session.followed):
-                    told = FallbackError(f"eager may take a size that values decide, where we raise: {error}")
+            told = _told(session, error)
             if told is error:
                 raise
             raise told from error
@@ -153,6 +149,17 @@ def run(session: Session, call: Call) -> Forward:
     return Forward(session, flat, spec, after, before)
 
 
+def _told(session: Session, error: Exception) -> Exception:
+    """What the function raised, or what eager would have raised, or why we cannot tell."""
+    told = explained(error)
+    if isinstance(told, AheadgradError):
+        return told
+    told = raised_before(session) or told
+    if told is error and (session.trace.numbers or session.followed):
+        return FallbackError(f"eager may take a size that values decide, where we raise: {error}")
+    return told
+
+
 def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
     seen: dict[int, Tensor] = {}
     grouped = {id(m): group for group in call.shared for m in group.members}
@@ -161,14 +168,10 @@ def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
             continue
         group = grouped.get(id(real))
         if group is None:
-            seen[id(real)] = session.enter(slot, real, symbolic_name=_symbolic(session, slot)).seen
+            seen[id(real)] = session.enter(slot, real).seen
         else:
             enter_shared(session, group, seen)
     return seen
-
-
-def _symbolic(session: Session, slot: Slot) -> str:
-    return f"L_{slot.path}_" if session.symbolic and isinstance(slot, UserInput) else ""
 
 
 def _sync_all(session: Session, flat: list[Any]) -> None:

@@ -29,7 +29,6 @@ from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 from aheadgrad.torchlayer.wanted import Wanted
 
 Layout = tuple[Any, ...] | None
@@ -111,16 +110,9 @@ class Joint:
         """
 
         def attempt() -> Gradients:
-            return for_any_size(
-                self.session, lambda: self._record(component, pattern, state, requiring, wanted, handed)
-            )
+            return self._record(component, pattern, state, requiring, wanted, handed)
 
-        try:
-            return attempt()
-        except DynamicOutputShapeException:
-            if not self.session.follow_values():
-                raise
-        return attempt()
+        return self.session.following(lambda: for_any_size(self.session, attempt))
 
     def _record(
         self,

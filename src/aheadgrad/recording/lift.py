@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,6 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.transforms import set_aside
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -118,7 +118,7 @@ class Lift(TorchFunctionMode):
             if kwargs.get("generator") is not None:
                 self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
-            return self._transformed(func, args, kwargs)
+            return self.session.following(partial(func, *args, **kwargs))  # on wrappers around our tensors
         if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
             func, args = torch.Tensor.resize_, (args[0], args[1].size())
         ledger = self.session.ledger
@@ -194,15 +194,6 @@ class Lift(TorchFunctionMode):
             raise told from error
         self.session.trace.rewind(records)  # its results have sizes that values decide, from now on
         return self._explained_call(func, args, kwargs)
-
-    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside grad, vmap, ...: the tensors are wrappers around ours."""
-        try:
-            return func(*args, **kwargs)
-        except DynamicOutputShapeException:
-            if not self.session.follow_values():
-                raise
-        return func(*args, **kwargs)
 
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""
@@ -282,26 +273,27 @@ class Lift(TorchFunctionMode):
         substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(*args, **kwargs)
-        if not writes(func, kwargs):
-            return counted(func, args, kwargs)
-        ledger = self.session.ledger
+        return (self._write if writes(func, kwargs) else counted)(func, args, kwargs)
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that changes an argument in place, or `out`."""
+        ledger, sets_item = self.session.ledger, func is torch.Tensor.__setitem__
         written = [ledger.before_write(t) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
-        if name == "__setitem__":
+        if sets_item:
             name = _check_item(*args)
         for t, *_ in written:
             self.session.limits.write(t)
             check_leaf_view(self.session, t)
-        if func is not torch.Tensor.__setitem__:
-            for t, *_ in written:
+            if not sets_item:
                 self.session.must_not_get_a_second_history(t)
-        if func is not torch.Tensor.__setitem__ and len(written) == 1:
+        if not sets_item and len(written) == 1:
             others = args if kwargs.get("out") is not None else args[1:]
             check_memory(name, written[0][0], tensors_among(others))
         records = self.session.trace.records
         before = len(records)
         out = None
-        if func is torch.Tensor.__setitem__:
+        if sets_item:
             set_item(*args)
         elif kwargs.get("out") is not None:
             out = self._call_out(func, args, kwargs, written)

@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         ambient: Ambient,
         values: Values,
         ledger: Ledger,
-        asserted: Callable[[], None] = lambda: None,
+        asserted: Callable[[], None],
     ) -> None:
         super().__init__()
         self.ambient = ambient

@@ -243,8 +243,7 @@ def open_session(plan: Plan, options: Options) -> Session:
     reals = [t for _, t in call.inputs]
     mode = call.symbols.mode or mode_of(reals)
     if mode is None:
-        mode = new_mode(dynamic=bool(options.dynamic))
-        return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
+        return Session(new_mode(dynamic=False), options.decompositions, veiled=veiled)
     session = Session(mode, options.decompositions, veiled=veiled)
     session.recorder.ops.exact = session.plain_numbers = call.symbols.optional
     session.fakes = call.symbols.fakes

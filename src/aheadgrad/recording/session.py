@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
-from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like
 from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
@@ -47,6 +47,8 @@ from aheadgrad.torchlayer.unbacked import (
     follows_values,
 )
 
+T = TypeVar("T")
+
 
 class Session:
     def __init__(
@@ -54,13 +56,11 @@ class Session:
         mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
-        symbolic: bool = False,
         veiled: bool = False,
     ) -> None:
         self.mode = mode
         self.veiled = veiled  # are there tensor subclasses?
-        self.symbolic = symbolic
-        self.sized = symbolic  # are there symbolic sizes?
+        self.sized = False  # are there symbolic sizes?
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
@@ -139,6 +139,15 @@ class Session:
         self._enter_symbols()
         return True
 
+    def following(self, run: Callable[[], T]) -> T:
+        """What `run` gives; once more with symbols, where values decide on sizes."""
+        try:
+            return run()
+        except DynamicOutputShapeException:
+            if not self.follow_values():
+                raise
+        return run()
+
     def follow(self, error: BaseException) -> bool:
         """After an error: can a size or number that values decide be recorded with a symbol, from now on?"""
         if isinstance(error, DynamicOutputShapeException):
@@ -178,18 +187,12 @@ class Session:
         if self.veiled:
             self.recorder.settle(g)  # type: ignore[attr-defined]
 
-    def fake(self, t: Tensor, name: str = "") -> FakeTensor:
+    def fake(self, t: Tensor) -> FakeTensor:
         """A placeholder value for a real (or already fake) tensor."""
-        t = self.fakes.get(id(t), t)
-        if isinstance(t, FakeTensor) and t.fake_mode is self.mode:
-            with functional.outside():
-                return fake_like(self.mode, t)
         with functional.outside():
-            if self.symbolic and name:
-                return symbolic_like(self.mode, t, name)
-            return fake_like(self.mode, t)
+            return fake_like(self.mode, self.fakes.get(id(t), t))
 
-    def enter(self, slot: Slot, real: Tensor, *, symbolic_name: str = "") -> Entrance:
+    def enter(self, slot: Slot, real: Tensor) -> Entrance:
         """The entrance for an input; the same tensor enters once."""
         known = self._entered(real)
         if known is not None:
@@ -197,9 +200,9 @@ class Session:
         if not is_plain(real):
             self._must_be_open_to(slot, real)
         if is_foreign(real):
-            return self._known_as(real, enter_subclass(self, slot, real, symbolic_name))
+            return self._known_as(real, enter_subclass(self, slot, real))
         with no_function_modes():
-            value = self.fake(real, symbolic_name)
+            value = self.fake(real)
             if id(real) in self.items:
                 value.item_memo = self.items[id(real)]
             with_history = real.requires_grad and not real.is_leaf
