@@ -213,7 +213,7 @@ class Recorder:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; it may change no container among its arguments, and draws from torch."""
         given, drawn = pytree.tree_flatten((args, kwargs)), freeze(random_states())
-        with told_of_export(told=True), optimizers_untold():
+        with told_of_export(), optimizers_untold():
             try:
                 result = self.fn(*args, **kwargs)
             except AttributeError as error:
