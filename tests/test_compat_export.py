@@ -12,7 +12,7 @@ from torch._functorch import aot_autograd as peer
 
 from aheadgrad import compat
 from aheadgrad.errors import InvalidOption, UnsupportedInput
-from aheadgrad.export.graphs import META
+from aheadgrad.export.graph_modules import META
 
 aten = torch.ops.aten
 

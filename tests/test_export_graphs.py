@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 import aheadgrad
 from aheadgrad.errors import InvalidProgram
-from aheadgrad.export.graphs import META
+from aheadgrad.export.graph_modules import META
 from aheadgrad.program.slots import Gradient, Parameter, UserInput
 from aheadgrad.torchlayer import inductor
 from tests.export_cases import export

@@ -53,6 +53,13 @@ def imports() -> dict[str, set[str]]:
     return {own: others - {own} for own, others in found.items()}
 
 
+def test_no_two_files_have_one_name() -> None:
+    """An idea is found by the name of its file; the door to torch has the names of what it is for."""
+    files = [p for p in SOURCE.rglob("*.py") if p.name != "__init__.py"]
+    names = [p.stem for p in files if p.parent.name not in ("torchlayer", "testing")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_packages_import_each_other_in_one_direction() -> None:
     left = imports()
     order: list[str] = []

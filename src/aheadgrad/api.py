@@ -16,8 +16,8 @@ from aheadgrad.export.making import export
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.compiled_module import CompiledModule
 from aheadgrad.frontends.dynamo import DynamoFunction
-from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.function import flatten, parameter_names
+from aheadgrad.frontends.state import call_holding, held_by
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options, Policy
 from aheadgrad.report.journal import Journal
@@ -67,8 +67,6 @@ def compile(
     compiled. `fallback="error"` raises instead of running a call uncompiled. `cache=True`, or the path of a
     directory, keeps compiled entries for other processes (docs/cache.md).
     """
-    if not isinstance(decompositions, Mapping | None):
-        raise InvalidOption(f"decompositions={decompositions!r}: give a dictionary from ops to functions.")
     options = Options(
         frontend=frontend,
         fullgraph=fullgraph,
@@ -78,7 +76,7 @@ def compile(
         memory=memory,
         memory_budget=memory_budget,
         policies=tuple(policies),
-        decompositions=dict(decompositions or {}),
+        decompositions=decompositions,
         dynamic=dynamic,
         fallback=fallback,
         backward_autocast=backward_autocast,
@@ -102,9 +100,7 @@ def _compile(fn: Any, options: Options) -> Any:
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Captured:
     """The joint program of one call: printable, with `.graph`, `.signature`, `.facts`, `.explain()`."""
-    places = holders(list(fn.named_modules())) if isinstance(fn, nn.Module) else []
-    flat = flatten(args, kwargs, parameter_names(fn))
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
+    call = call_holding(fn, flatten(args, kwargs, parameter_names(fn)), held_by(fn))
     journal = Journal()
     recording, joint = pipeline.record(call, Options(), journal)
     recording.release()

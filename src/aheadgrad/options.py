@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any, Literal
 
 from aheadgrad.errors import InvalidOption
 
 _OF_FUNCTIONS = ("frontend", "fullgraph", "dynamic", "max_entries")  # not of a graph that is given
-_OF_BACKENDS = ("layouts", "replays")
+_OF_BACKENDS = ("layouts", "replays", "fuses")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Options:
     memory: Literal["usual", "less"] = "usual"
     memory_budget: float | None = None
     policies: tuple[Policy, ...] = ()
-    decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    decompositions: Any = None
     dynamic: bool | None = None
     fallback: Literal["warn", "error"] = "warn"
     backward_autocast: Any = "eager"
@@ -88,6 +88,11 @@ class Options:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: choose True or False.")
         if self.fallback not in ("warn", "error"):
             raise InvalidOption(f'fallback={self.fallback!r}: choose "warn" or "error".')
+        if not isinstance(self.decompositions, Mapping | None):
+            raise InvalidOption(
+                f"decompositions={self.decompositions!r}: give a dictionary from ops to functions."
+            )
+        object.__setattr__(self, "decompositions", dict(self.decompositions or {}))
         self._check_partition()
         autocast = self.backward_autocast
         if isinstance(autocast, str) and autocast not in ("eager", "same_as_forward", "off"):

@@ -21,8 +21,8 @@ from typing import Any
 from aheadgrad.backends.contract import Executable
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Compiler, settled
+from aheadgrad.cache.lookup import Lookup
 from aheadgrad.cache.remembered import Remembered
-from aheadgrad.cache.visit import Visit
 from aheadgrad.conventions.wholes import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
@@ -46,7 +46,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import opened
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
-from aheadgrad.recording.levels import lower
+from aheadgrad.recording.lower_levels import lower
 from aheadgrad.recording.recording import Again, Plan, Recording, describe, first_plan, open_session, run_once
 from aheadgrad.recording.veils import NeedsVeils
 from aheadgrad.report.journal import Journal
@@ -66,21 +66,21 @@ from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
 
 
-def run(call: Call, options: Options, visit: Visit | None = None) -> Entry:
-    """From a call to a compiled entry; `visit` if there is a cache."""
+def run(call: Call, options: Options, lookup: Lookup | None = None) -> Entry:
+    """From a call to a compiled entry; `lookup` if there is a cache."""
     journal = Journal()
     options = settled(options, device_of(call))
     with RECORDING:
-        if visit is not None:
+        if lookup is not None:
             with no_collection():
                 with journal.stage("cache"):
-                    found = visit.find(options)
+                    found = lookup.find(options)
                 if found is not None:
                     return _entry(found.recording, found.joint, options, journal, found.split, found.door)
-        with no_collection(), nullcontext() if visit is None else visit.watching():
+        with no_collection(), nullcontext() if lookup is None else lookup.watching():
             recording, joint = record(call, options, journal)
         try:
-            return compiled(recording, joint, options, journal, visit)
+            return compiled(recording, joint, options, journal, lookup)
         except BaseException as error:
             recording.release()
             let_go_of_locals(error)
@@ -94,10 +94,10 @@ def device_of(call: Call) -> str:
 
 
 def compiled(
-    recording: Recording, joint: Joint, options: Options, journal: Journal, visit: Visit | None = None
+    recording: Recording, joint: Joint, options: Options, journal: Journal, lookup: Lookup | None = None
 ) -> Entry:
     """From a recording to a compiled entry."""
-    kept = None if visit is None else visit.same_program(recording, joint)
+    kept = None if lookup is None else lookup.same_program(recording, joint)
     if kept is None:
         with journal.stage("split"), no_collection():
             parts = split(joint, recording.session.mode)
@@ -106,9 +106,9 @@ def compiled(
     entry = _entry(recording, joint, options, journal, parts, LiveDoor(recording))
     with journal.stage("rehearse"):
         rehearse(joint, [e.real for e in recording.session.entrances])
-    if visit is not None:
+    if lookup is not None:
         with journal.stage("cache"):
-            visit.keep(recording, joint, parts)
+            lookup.keep(recording, joint, parts)
     return entry
 
 

@@ -65,9 +65,6 @@ def code_digest(code: CodeType) -> str:
     known = _known.get(id(code))
     if known is not None:
         return known[1]
-    constants = [
-        f"code {code_digest(c)}" if isinstance(c, CodeType) else _constant(c) for c in code.co_consts
-    ]
     parts = [
         code.co_code.hex(),
         code.co_linetable.hex(),
@@ -75,7 +72,7 @@ def code_digest(code: CodeType) -> str:
         *(str(part) for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
         *(str(part) for part in (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)),
         *(str(part) for part in (code.co_flags, code.co_filename, code.co_firstlineno, code.co_qualname)),
-        *constants,
+        *map(_constant, code.co_consts),
     ]
     made = digest("\0".join(parts))
     _known[id(code)] = code, made
@@ -83,12 +80,12 @@ def code_digest(code: CodeType) -> str:
 
 
 def _constant(value: object) -> str:
+    if isinstance(value, CodeType):
+        return f"code {code_digest(value)}"
     if isinstance(value, frozenset):  # which has another order in each process
         return f"frozenset {sorted(map(_constant, value))}"
     if isinstance(value, tuple):
-        return (
-            f"tuple {[f'code {code_digest(v)}' if isinstance(v, CodeType) else _constant(v) for v in value]}"
-        )
+        return f"tuple {list(map(_constant, value))}"
     return f"{type(value).__name__} {value!r}"
 
 

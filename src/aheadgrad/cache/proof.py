@@ -2,7 +2,7 @@
 
 The function, its arguments and the state that the contract of tracing covers are part of the key of a call.
 Beyond these, a recording depends on the code that ran and on what that code names: functions, classes, values
-of modules. All of it is told (`tell`) when it was recorded, item by item:
+of modules. All of it is told (`value_texts`) when it was recorded, item by item:
 
     config:WIDTH            a global that some code names; also that of torch's own code which ran beneath
     import model.parts      a module that some code imports when it runs
@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.cache.code import code_digest, digest, globals_in, imports_in, makes_sets, whose
-from aheadgrad.cache.tell import ASKING, BUILTINS, DESCRIPTORS, Teller, Unprovable
+from aheadgrad.cache.value_texts import ASKING, BUILTINS, DESCRIPTORS, Teller, Unprovable
 from aheadgrad.cache.witness import Witness
-from aheadgrad.recording.plain import SIMPLE
+from aheadgrad.recording.compared_values import SIMPLE
 from aheadgrad.torchlayer.custom_ops import replaced_kernels
 from aheadgrad.torchlayer.process import settings_of
 

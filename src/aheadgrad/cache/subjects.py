@@ -1,27 +1,26 @@
-"""Calls as the cache sees them (`visit`): what can be told of them, and how they are recorded once more."""
+"""Calls as the cache sees them (`lookup`): what can be told of them, and how they are recorded once more."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from aheadgrad.cache.again import Ambient, sketches
-from aheadgrad.cache.graphs import told_of_graph
-from aheadgrad.cache.tell import Teller, Unprovable
-from aheadgrad.cache.visit import Subject
+from aheadgrad.cache.graph_texts import told_of_graph
+from aheadgrad.cache.lookup import Subject
+from aheadgrad.cache.sketches import Ambient, sketches
+from aheadgrad.cache.value_texts import Teller, Unprovable
 from aheadgrad.errors import AheadgradError
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
+from aheadgrad.report.origins import first_origin
 from aheadgrad.torchlayer.subclasses import is_plain
 
 Record = Callable[[Call, Options, Journal], tuple[Recording, Joint]]
-_LINE = re.compile(r'File "(.*)", line \d+, in (.*)')
 
 
 def call_of_function(making: Any, call: Call, again: Callable[[list[Any]], Any], record: Record) -> Subject:
@@ -109,6 +108,5 @@ def _origin(fn: Any) -> str:
 
 def _place(module: nn.Module) -> str:
     """The function of the user's that a graph begins in."""
-    nodes = module.graph.nodes if isinstance(module, fx.GraphModule) else ()
-    found = (_LINE.findall(node.meta.get("stack_trace") or "") for node in nodes)
-    return f"graph {next(filter(None, found), [''])[-1]}"
+    origin = first_origin(module.graph.nodes if isinstance(module, fx.GraphModule) else ())
+    return "graph" if origin is None else f"graph {origin.file}, {origin.function}"

@@ -6,7 +6,7 @@ Python's own profiler counts the calls, in C; times are nobody's business here. 
     texts     those of them that were given to `exec`, maybe by torch for itself
     beneath   torch's own code that it called: the settings which that names are compared, too
     doubts    what reads something that nobody compares: any function of C, or of Python's library, that is
-              not known to give the same in each process (`pure`)
+              not known to give the same in each process (`known_functions`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import nn
 from torch.autograd.grad_mode import set_multithreading_enabled
 
 from aheadgrad.cache.code import is_torch, whose
-from aheadgrad.cache.pure import goes_on, is_of_torch, runs_ops, unknown_in_c, unknown_in_python
+from aheadgrad.cache.known_functions import goes_on, is_of_torch, runs_ops, unknown_in_c, unknown_in_python
 from aheadgrad.torchlayer.fake import new_mode
 
 _IMPORTS = re.compile(r"<frozen importlib|<built-in method builtins\.(exec|__build_class__|__import__)>")

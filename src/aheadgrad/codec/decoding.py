@@ -2,7 +2,7 @@
 
 Nothing here imports, evaluates or calls what a file names: objects are of the kinds in the closed table, ops
 are looked up among those that this process has. What the annotations of a kind say is checked, and so is what
-has to be true of it besides (`checks`).
+has to be true of it besides (`field_checks`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from aheadgrad.codec.checks import CHECKS, bundle, identifier
 from aheadgrad.codec.encoding import ERRORS, SPECIAL, Encoded, encode
+from aheadgrad.codec.field_checks import CHECKS, identifier
 from aheadgrad.codec.kinds import KINDS, Kind
 from aheadgrad.codec.reading import Reader, chosen, pairs, parsed
 from aheadgrad.codec.sound import check_extent, check_sound, check_trust
@@ -28,7 +28,6 @@ from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload
 from aheadgrad.torchlayer.named import named_op
 from aheadgrad.torchlayer.replay import Drawn, Replayed
-from aheadgrad.torchlayer.subclasses import Bundle
 
 __all__ = ["decode", "parsed"]
 
@@ -177,12 +176,6 @@ def _naming(reader: Reader, row: list[Any]) -> Naming:
     return Naming(sizes, writes, reader.names)
 
 
-def _bundle(reader: Reader, row: list[Any]) -> Bundle:
-    made = Bundle(*reader.values(row[1:]))
-    bundle(made)
-    return made
-
-
 def _body(reader: Reader, row: list[Any]) -> Any:
     program, single = reader.values(row[1:])
     if type(program) is not Program or type(single) is not bool:
@@ -234,7 +227,6 @@ _MAKE: dict[str, _Make] = {
     "Origin": _origin,
     "Options": _options,
     "Naming": _naming,
-    "Bundle": _bundle,
     "Body": _body,
     "operator": _operator,
     "symbol": _symbol,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,20 +35,16 @@ from aheadgrad.program.values import Op, Origin, values_in
 from aheadgrad.torchlayer import expressions
 from aheadgrad.torchlayer.autograd import AutogradNode, CreationMeta
 from aheadgrad.torchlayer.named import op_name, reshape_name
-from aheadgrad.torchlayer.subclasses import Bundle, is_plain
+from aheadgrad.torchlayer.subclasses import is_plain
 from aheadgrad.torchlayer.symbols import Shape
 
 OP = ("target", "args", "kwargs", "out", "name", "phase", "keep", "origin", "node", "region")
-OPTIONS = (
-    "frontend fullgraph mode memory memory_budget policies dynamic fallback keep_inference_input_mutations "
-    "one_node pieces any_order max_entries layouts replays fuses backend partition backward_autocast"
-).split()
+OPTIONS = tuple(f.name for f in fields(Options) if f.name not in ("decompositions", "cache"))
 SPECIAL: dict[str, tuple[str, ...]] = {
     "Op": OP,
     "Origin": Origin._fields,
-    "Options": tuple(OPTIONS),
+    "Options": OPTIONS,
     "Naming": ("sizes", "writes"),
-    "Bundle": ("form", "parts"),
     "Body": ("program", "single"),
     "operator": ("name",),
     "symbol": ("name", "is", "is_not"),
@@ -252,16 +248,11 @@ def _options(writer: _Writer, options: Options) -> list[int]:
     given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS}
     for name in ("backend", "partition"):
         given[name] = given[name] if isinstance(given[name], str) else "default"
-    return writer.row("Options", tuple(OPTIONS), tuple(given.values()), options, shared=True)
+    return writer.row("Options", OPTIONS, tuple(given.values()), options, shared=True)
 
 
 def _naming(writer: _Writer, naming: Naming) -> list[int]:
     return writer.row("Naming", SPECIAL["Naming"], (naming.sizes, naming.writes), naming, shared=False)
-
-
-def _bundle(writer: _Writer, bundle: Bundle) -> list[int]:
-    parts = bundle.form, tuple(bundle.parts)
-    return writer.row("Bundle", SPECIAL["Bundle"], parts, bundle, shared=False)
 
 
 _SPECIAL: dict[type, Callable[[_Writer, Any], Any]] = {
@@ -270,7 +261,6 @@ _SPECIAL: dict[type, Callable[[_Writer, Any], Any]] = {
     Origin: _origin,
     Options: _options,
     Naming: _naming,
-    Bundle: _bundle,
 }
 
 

@@ -102,6 +102,7 @@ register(
     subclasses.Plain,
     subclasses.Fixed,
     subclasses.Form,
+    subclasses.Bundle,
     AutocastState,
     AutogradNode,
     Drawn,

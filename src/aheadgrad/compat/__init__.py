@@ -41,7 +41,7 @@ from aheadgrad.frontends.compiled_module import CompiledModule, original_of
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
-from aheadgrad.partition.graphs import default_partition, min_cut_rematerialization_partition
+from aheadgrad.partition.joint_graphs import default_partition, min_cut_rematerialization_partition
 from aheadgrad.torchlayer.decompositions import decompositions_of
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.scripting import scripted
@@ -102,7 +102,7 @@ def aot_function(
     return TracedFunction(
         without_functionalize(fn),
         _options(
-            _compilers(fw_compiler, bw_compiler, inference_compiler),
+            (fw_compiler, bw_compiler, inference_compiler),
             partition_fn,
             decompositions,
             keep_inference_input_mutations,
@@ -151,7 +151,7 @@ def aot_module_simplified(
     if pre_grad_passes is not None and isinstance(mod, fx.GraphModule):
         mod = pre_grad_passes(mod, args)
     options = _options(
-        _compilers(fw_compiler, bw_compiler, inference_compiler),
+        (fw_compiler, bw_compiler, inference_compiler),
         partition_fn,
         decompositions,
         keep_inference_input_mutations,
@@ -171,23 +171,20 @@ def _unboxed(mod: nn.Module, entry: Described) -> Any:
     return run
 
 
-def _compilers(fw: Compiler, bw: Compiler | None, inference: Compiler | None) -> Compilers:
-    return Compilers(fw, bw or fw, inference or fw, next(_count))
-
-
 def _options(
-    compilers: Compilers,
+    compilers: tuple[Compiler, Compiler | None, Compiler | None],
     partition_fn: Callable[..., Any] | None,
     decompositions: Decompositions | None,
     keep: bool,
     *,
     dynamic: bool = False,
 ) -> Options:
+    forward, backward, inference = compilers
     own = {None: "default", default_partition: "default", min_cut_rematerialization_partition: "min_cut"}
     return Options(
-        backend=compilers,
+        backend=Compilers(forward, backward or forward, inference or forward, next(_count)),
         partition=own.get(partition_fn, partition_fn),
-        decompositions=dict(decompositions or {}),
+        decompositions=decompositions,
         dynamic=dynamic,
         backward_autocast="same_as_forward",
         keep_inference_input_mutations=keep,

@@ -17,16 +17,17 @@ from aheadgrad import pipeline
 from aheadgrad.backends.compilers import Compiler, Compilers
 from aheadgrad.errors import InvalidOption, UnsupportedInput
 from aheadgrad.export.exported import Exported
-from aheadgrad.export.graphs import META, Described
+from aheadgrad.export.graph_modules import described
 from aheadgrad.export.making import export
 from aheadgrad.export.signature import CallSignature
 from aheadgrad.export.trees import build
-from aheadgrad.frontends.function import flatten, make_call, parameter_names
-from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.function import flatten, parameter_names
+from aheadgrad.frontends.state import call_holding, held_by
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
-from aheadgrad.partition.graphs import default_partition
-from aheadgrad.program.doors import example_inputs, module_of
+from aheadgrad.partition.custom import joint_of_two_lists
+from aheadgrad.partition.joint_graphs import default_partition
+from aheadgrad.program.doors import module_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import (
     Buffer,
@@ -43,7 +44,6 @@ from aheadgrad.program.values import Value
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
-from aheadgrad.torchlayer.fxcode import takes_two_lists
 from aheadgrad.torchlayer.lock import RECORDING
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -178,8 +178,8 @@ def aot_export_joint_simple(
 ) -> fx.GraphModule:
     """The graph of a function that changes nothing and returns new tensors: `(primals, tangents) -> (outputs,
     gradients)`, or without `trace_joint` the forward alone, of flat inputs."""
-    options = Options(one_node=True, dynamic=False, decompositions=dict(decompositions or {}))
-    _, joint, _ = _recorded(func, args, {}, [], options, forward_only=not trace_joint)
+    options = Options(one_node=True, dynamic=False, decompositions=decompositions)
+    _, joint, _ = _recorded(func, args, {}, options, forward_only=not trace_joint)
     facts = joint.facts
     if any(not f.untouched for f in facts.inputs) or facts.roots:
         raise UnsupportedInput(
@@ -190,24 +190,15 @@ def aot_export_joint_simple(
         program = joint.program
         ports = tuple(replace(p, name=f"arg{i}_1") for i, p in enumerate(program.inputs))
         return module_of(replace(program, inputs=ports))
-    module, _ = _in_two_lists(joint)
+    module, _ = joint_of_two_lists(joint)
     return module
 
 
-def _in_two_lists(joint: Joint) -> tuple[fx.GraphModule, int]:
-    """The joint graph of two lists, and how many of its outputs are the forward's."""
-    module = module_of(joint.program)
-    inputs, results = example_inputs(module), list(module.graph.output_node().args[0])  # type: ignore[arg-type]
-    count, exits = len(joint.inputs), len(joint.results(inference=False))
-    takes_two_lists(module, inputs[:count], inputs[count:], (results[:exits], results[exits:]))
-    return module, exits
-
-
 def _recorded(
-    fn: Any, args: Any, kwargs: Any, places: list[Any], options: Options, *, forward_only: bool = False
+    fn: Any, args: Any, kwargs: Any, options: Options, *, forward_only: bool = False
 ) -> tuple[Recording, Joint, Any]:
     flat = flatten(tuple(args), dict(kwargs), parameter_names(fn))
-    call = make_call(fn, flat, [(p.slot, p.get()) for p in places], lambda see: swapped(places, see))
+    call = call_holding(fn, flat, held_by(fn))
     call.forward_only = forward_only
     recording, joint = pipeline.record(call, options, Journal())
     return recording, joint, flat
@@ -243,25 +234,18 @@ def aot_export_joint_with_descriptors(
     options = Options(
         one_node=True,
         dynamic=False,
-        decompositions=dict(decompositions or {}),
+        decompositions=decompositions,
         backward_autocast="same_as_forward",
         keep_inference_input_mutations=keep_inference_input_mutations,
         partition=default_partition,
     )
-    places = holders(list(mod.named_modules()))
-    recording, joint, flat = _recorded(mod, args, kwargs or {}, places, options)
+    recording, joint, flat = _recorded(mod, args, kwargs or {}, options)
     if not joint.gradients or joint.gradients[0] is None:
         raise UnsupportedInput("Nothing of this call can be differentiated: there is no joint graph.")
-    module, _ = _in_two_lists(joint)
-    program = joint.program
-    nodes = [n for n in module.graph.nodes if n.op == "placeholder"]
-    for i, (node, port) in enumerate(zip(nodes, program.inputs, strict=True)):
-        node.meta[META] = Described(i, port.slot)
-    slots = [slot for slot, _ in program.outputs]
-    module.graph.output_node().meta[META] = [Described(i, slot) for i, slot in enumerate(slots)]
+    module, _ = joint_of_two_lists(joint)
     named = [slot for slot, _ in joint.wholes]
     return JointWithDescriptors(
-        module,
+        described(module, joint.program),
         [s.name for s in named if isinstance(s, Parameter)],
         [s.name for s in named if isinstance(s, Buffer)],
         flat.spec,

@@ -10,7 +10,7 @@ from typing import Any
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.emit.script import Namespace, Script
-from aheadgrad.facts.facts import Facts
+from aheadgrad.facts.facts import Facts, Geometry
 from aheadgrad.joint.level import Joint, Target
 from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
 
@@ -71,6 +71,11 @@ def without_grad(script: Script, *, when: bool) -> Iterator[None]:
     yield
     if when:
         script.line(f"{set_grad}(True)")
+
+
+def geometry_text(script: Script, g: Geometry) -> str:
+    """The arguments of `as_strided`."""
+    return ", ".join(map(script.names.literal, (g.size, g.stride, g.offset)))
 
 
 def emit_bump(script: Script, target: str, by: int) -> None:

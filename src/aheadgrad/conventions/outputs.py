@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
+from aheadgrad.conventions.assembly import Assembly, emit_bump, geometry_text, without_grad
 from aheadgrad.conventions.updates import emit_ahead
 from aheadgrad.emit.calls import callee
 from aheadgrad.emit.script import Script
@@ -27,7 +27,8 @@ from aheadgrad.facts.facts import (
     TheInput,
     ViewOf,
 )
-from aheadgrad.program.slots import UserOutput, ViewBase
+from aheadgrad.joint.level import slot_of_root
+from aheadgrad.program.slots import Slot, UserOutput
 from aheadgrad.torchlayer.autograd import set_creation_meta, set_version
 
 # A stale view was made at another version of its base than the present one. Made at a version far
@@ -57,7 +58,7 @@ def _expression(a: Assembly, j: int) -> str:
     return f"out{j}"
 
 
-def _position(a: Assembly, slot: UserOutput | ViewBase) -> int:
+def _position(a: Assembly, slot: Slot | None) -> int:
     return next(i for i, e in enumerate(a.joint.leaving) if e.slot == slot)
 
 
@@ -68,25 +69,16 @@ def root_name(a: Assembly, r: int) -> str:
     if isinstance(root, FreshRoot):
         if root.leaf:
             return f"leaf_root_{r}"
-        return f"r{_fresh_position(a, root)}"
+        return f"r{_position(a, slot_of_root(root))}"
     return f"leaf_root_{r}" if root.leaf else f"root{r}"
-
-
-def _fresh_position(a: Assembly, root: FreshRoot) -> int:
-    if root.output is not None:
-        return _position(a, UserOutput(root.output))
-    assert root.base is not None
-    return _position(a, ViewBase(root.base))
 
 
 def emit_strides(script: Script, a: Assembly) -> None:
     """Strides of dimensions of size one, where the program's result has others than eager's."""
     for j, fact in enumerate(a.facts.outputs):
         if isinstance(fact, Fresh) and fact.geometry is not None:
-            g, name = fact.geometry, f"r{_position(a, UserOutput(j))}"
-            literal = script.names.literal
-            made = f"{name}.as_strided({literal(g.size)}, {literal(g.stride)}, {literal(g.offset)})"
-            script.line(f"{name} = {made}.detach()")
+            name = f"r{_position(a, UserOutput(j))}"
+            script.line(f"{name} = {name}.as_strided({geometry_text(script, fact.geometry)}).detach()")
 
 
 def emit_unseen_looks(script: Script, a: Assembly) -> None:
@@ -111,7 +103,7 @@ def emit_inner_leaves(script: Script, a: Assembly) -> None:
             script.line(f"leaf_output_{j} = r{_position(a, UserOutput(j))}.requires_grad_()")
     for r, root in enumerate(a.facts.roots):
         if isinstance(root, FreshRoot) and root.leaf:
-            script.line(f"leaf_root_{r} = r{_fresh_position(a, root)}.requires_grad_()")
+            script.line(f"leaf_root_{r} = r{_position(a, slot_of_root(root))}.requires_grad_()")
         elif isinstance(root, AliasRoot) and root.leaf:
             source = _grow(script, root_name(a, root.of), root.recipe)
             script.line(f"leaf_root_{r} = {source}.requires_grad_()")
@@ -158,15 +150,11 @@ def _emit_alias_root(script: Script, a: Assembly, r: int, root: Root) -> None:
     assert isinstance(root, AliasRoot)
     _emit_ahead(script, a, root.of, root.recipe)
     script.line(f"root{r} = {_grow(script, root_name(a, root.of), root.recipe)}")
-    position = None
-    if root.output is not None:
-        position = _position(a, UserOutput(root.output))
-    elif root.base is not None:
-        position = _position(a, ViewBase(root.base))
-    if position is not None:
+    slot = slot_of_root(root)
+    if slot is not None:
         # The same values are written again, for the history that comes with them.
         script.line(f"kept = root{r}._version")
-        script.line(f"root{r}.copy_(r{position})")
+        script.line(f"root{r}.copy_(r{_position(a, slot)})")
         script.line(f"{script.names.name(set_version, 'set_version')}(root{r}, kept)")
 
 
@@ -236,8 +224,7 @@ def _grow(script: Script, base: str, recipe: Recipe) -> str:
         if step.part is not None:
             text += f"[{step.part}]"
     if recipe.geometry is not None:
-        g = recipe.geometry
-        text = f"{text}.as_strided({literal(g.size)}, {literal(g.stride)}, {literal(g.offset)})"
+        text = f"{text}.as_strided({geometry_text(script, recipe.geometry)})"
     if recipe.cut == "detach":
         text += ".detach()"
     elif recipe.cut == "data":

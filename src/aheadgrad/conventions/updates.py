@@ -8,10 +8,10 @@ counter moves as far as it did in the recorded run.
 from __future__ import annotations
 
 from aheadgrad.conventions import wholes
-from aheadgrad.conventions.assembly import Assembly, emit_bump, without_grad
+from aheadgrad.conventions.assembly import Assembly, emit_bump, geometry_text, without_grad
 from aheadgrad.conventions.interior import keep_viewed
 from aheadgrad.emit.script import Script
-from aheadgrad.facts.facts import Geometry, InputFacts
+from aheadgrad.facts.facts import InputFacts
 from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 
@@ -68,7 +68,7 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     if fact.storage_changed:
         _emit_adoption(script, a, fact, target, new)
     elif fact.geometry is not None:
-        script.line(f"{target}.as_strided_({_geometry(script, fact.geometry)})")
+        script.line(f"{target}.as_strided_({geometry_text(script, fact.geometry)})")
     if fact.data_changed and (not fact.storage_changed or fact.history_changed):
         script.line(f"{target}.copy_({new})")
     if fact.final_bytes is not None:
@@ -129,11 +129,6 @@ def emit_watches(script: Script, a: Assembly) -> None:
 def _held(a: Assembly, name: str) -> str:
     """What shares a tensor's version counter, and does not hold on to the node."""
     return name if name in a.held_as_they_are else f"{name}.detach()"
-
-
-def _geometry(script: Script, g: Geometry) -> str:
-    literal = script.names.literal
-    return f"{literal(g.size)}, {literal(g.stride)}, {literal(g.offset)}"
 
 
 def emit_leaves(script: Script, a: Assembly) -> None:

@@ -11,10 +11,12 @@ from aheadgrad.errors import ArtifactError
 from aheadgrad.export.signature import CallSignature, Place, Stage
 from aheadgrad.export.trees import Tree
 from aheadgrad.facts.facts import FreshRoot, InputRoot, IsRoot, Recipe, SameAs, TheInput, ViewOf
+from aheadgrad.joint.level import slot_of_root
 from aheadgrad.program.check import check
-from aheadgrad.program.slots import Saved, SavedSize, UserOutput, ViewBase
+from aheadgrad.program.slots import Saved, SavedSize, UserOutput
 from aheadgrad.program.values import TensorType, Value
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.symbols import Number
 
@@ -189,8 +191,7 @@ class _Checking:
             if isinstance(root, InputRoot):
                 inputs.append(root.index)
             elif isinstance(root, FreshRoot):
-                slot = UserOutput(root.output) if root.output is not None else ViewBase(root.base or 0)
-                _need(slot in slots, "has a view of nothing")
+                _need(slot_of_root(root) in slots, "has a view of nothing")
             else:
                 _within(root.of, r, "an alias of root")
                 self._recipe(root.recipe)
@@ -213,7 +214,7 @@ class _Checking:
             _need(f.untouched or there, f"changes {place.of}, which is not there when a call begins")
             if place.kind == "held" and there and f.final_bytes is not None:
                 look = self.held[place.of].type
-                least = 0 if look is None or 0 in look.size else _bytes(look)
+                least = 0 if look is None else _bytes(look)
                 _need(f.final_bytes >= least, f"takes the memory of {place.of} away")
             if f.data_changed or (f.storage_changed and f.adopts is None):
                 _need(f.index in updated, "changes an input without a new value")
@@ -228,8 +229,7 @@ def _bytes(look: TensorType) -> int:
     """How much memory a tensor reaches; nothing is known of sizes that are symbols."""
     if any(type(n) is not int for n in look.numbers):
         return 0
-    steps = zip(look.size, look.stride, strict=True)
-    return (look.offset + 1 + sum((n - 1) * step for n, step in steps)) * look.dtype.itemsize
+    return int(reach(look.size, look.stride, look.offset)) * look.dtype.itemsize
 
 
 def _tree(tree: Tree) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from aheadgrad.export.dynamic_shapes import conditions_of, sizes_of
 from aheadgrad.export.matching import storage_of
 from aheadgrad.export.programs import Constants
 from aheadgrad.export.recorded import Recorded
-from aheadgrad.export.shapes import conditions_of, sizes_of
 from aheadgrad.export.signature import (
     Argument,
     Backward,
@@ -157,13 +157,8 @@ class Describing:
             place = self.inputs[target.index]
         elif target.kind == "inside" and target.name == f"m{target.index}":
             place = self.members[target.index]
-        name = target.slot.describe() if place is None else self._name(place)
+        name = target.slot.describe() if place is None else place.name(self.found.flat.paths)
         return GradientOf(name, place, _form(grad), grad is None)
-
-    def _name(self, place: Place) -> str:
-        if isinstance(place.of, Place):
-            return f"{place.kind} of {self._name(place.of)}"
-        return str(place.of) if place.kind == "held" else self.found.flat.paths[place.of]
 
 
 def _describe_held(t: Tensor, name: str, kind: str, names: tuple[str, ...]) -> Held:

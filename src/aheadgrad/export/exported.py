@@ -13,10 +13,10 @@ from torch import Tensor, fx, nn
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.checking import check_export
 from aheadgrad.export.file import read, write
-from aheadgrad.export.graphs import described_module, program_from
-from aheadgrad.export.runner import Step
+from aheadgrad.export.graph_modules import described_module, program_from
 from aheadgrad.export.running import Running
 from aheadgrad.export.signature import CallSignature, Stage
+from aheadgrad.export.stage_runner import Step
 from aheadgrad.program.program import Program
 from aheadgrad.torchlayer.dispatch import is_random
 
@@ -63,8 +63,7 @@ class Exported:
 
         Returns what the original returns; with gradients, a `Step` of that and the gradients by name.
         """
-        step = self.call(args, kwargs)
-        return step if self.signature.backwards else step.output
+        return self._runs(*args, **kwargs)
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs it, and adds its gradients to the `.grad` of parameters and arguments, as `loss.backward()`
@@ -132,6 +131,6 @@ class Exported:
         return Exported(tuple(stages), self.state)
 
     def __str__(self) -> str:
-        from aheadgrad.export.text import text
+        from aheadgrad.export.in_words import text
 
         return text(self.stages)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from aheadgrad.codec.decoding import decode, parsed
 from aheadgrad.codec.encoding import Encoded, encode
+from aheadgrad.codec.tensors import restore, store
 from aheadgrad.errors import ArtifactError, InvalidOption
-from aheadgrad.export.tensors import restore, store
 from aheadgrad.torchlayer.subclasses import Bundle, build, form_of, is_foreign, parts_of
 
 FORMAT, VERSION = "aheadgrad", 1

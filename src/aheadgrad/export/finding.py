@@ -18,7 +18,7 @@ from torch.optim import SGD, Optimizer
 
 from aheadgrad.frontends import state
 from aheadgrad.program.slots import ClosedOver
-from aheadgrad.recording.plain import SIMPLE
+from aheadgrad.recording.compared_values import SIMPLE
 from aheadgrad.torchlayer.hooks import hooks_on
 from aheadgrad.torchlayer.subclasses import is_foreign
 

@@ -19,8 +19,8 @@ from aheadgrad.export.finding import Finding, attributes, called, reached
 from aheadgrad.export.optimizers import HeldOptimizer
 from aheadgrad.frontends import state
 from aheadgrad.program.slots import Buffer, ClosedOver, Parameter, Slot
+from aheadgrad.recording.compared_values import freeze
 from aheadgrad.recording.containers import Changing, insides
-from aheadgrad.recording.plain import freeze
 from aheadgrad.torchlayer.hooks import hooks_on, share_hooks
 from aheadgrad.torchlayer.subclasses import is_foreign
 

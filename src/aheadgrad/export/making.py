@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from aheadgrad.errors import CaptureError, DataDependentError, FallbackError, InvalidOption
 from aheadgrad.export.describing import Describing
+from aheadgrad.export.dynamic_shapes import symbols_for
+from aheadgrad.export.dynamic_shapes import with_names as sizes_with_names
 from aheadgrad.export.exported import Exported
+from aheadgrad.export.in_words import text
 from aheadgrad.export.losses import loss_index, of_loss
+from aheadgrad.export.matching import storage_of
 from aheadgrad.export.programs import Constants, with_names, with_one
 from aheadgrad.export.recorded import Recorder
-from aheadgrad.export.shapes import symbols_for
-from aheadgrad.export.shapes import with_names as sizes_with_names
 from aheadgrad.export.signature import Stage
-from aheadgrad.export.text import text
 from aheadgrad.export.trees import paths, tree_of
 from aheadgrad.frontends.function import Flat, flatten, parameter_names
 from aheadgrad.joint.level import Joint
@@ -27,9 +28,8 @@ from aheadgrad.partition.split import forward_program, split
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
-from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.lock import RECORDING
-from aheadgrad.torchlayer.subclasses import is_foreign
+from aheadgrad.torchlayer.symbols import UnknownSize
 
 _MOST = 4  # kinds of calls that lead to each other
 
@@ -86,7 +86,7 @@ def export(
     except DataDependentError as error:
         raise DataDependentError(_said(str(error))) from error
     except AssertionError as error:
-        if "no input of this program provides" not in str(error):
+        if not isinstance(error, UnknownSize) and not isinstance(error.__cause__, UnknownSize):
             raise
         raise CaptureError(
             "The function computes with a truth value that it reads from a tensor (.item() of a bool). Read "
@@ -231,8 +231,7 @@ def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies of tensors, parameters as such; those that share memory do so again."""
     groups: dict[Any, list[str]] = {}
     for name, t in tensors.items():
-        key = id(t) if is_foreign(t) or t.layout is not torch.strided else storage_key(t)
-        groups.setdefault(key, []).append(name)
+        groups.setdefault(storage_of(t), []).append(name)
     made: dict[str, Tensor] = {}
     for names in groups.values():
         group = [tensors[name] for name in names]

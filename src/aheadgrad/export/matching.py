@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ def match(
     signature: CallSignature,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    state: Mapping[str, Tensor],
     number: Callable[[Number, dict[str, Any]], Any],
 ) -> list[Any]:
     """The flat arguments; raises UnsupportedInput, and names the one that does not fit."""
@@ -40,7 +39,7 @@ def match(
                 )
             continue
         _check(leaf, argument, sizes, called)
-        _check_identity(k, leaves, signature, state)
+        _check_identity(k, leaves, signature)
     _check_memory(signature, leaves, lambda n: number(n, sizes) if type(n) is Number else n)
     _check_sizes(signature, leaves)
     for condition in signature.conditions:
@@ -168,7 +167,7 @@ def _same_strides(t: Tensor, strides: tuple[int, ...]) -> bool:
     return all(n == 1 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
 
 
-def _check_identity(k: int, leaves: list[Any], signature: CallSignature, state: Mapping[str, Tensor]) -> None:
+def _check_identity(k: int, leaves: list[Any], signature: CallSignature) -> None:
     """What was one tensor is one, and no two others are."""
     same = signature.arguments[k].same_as
     if same is not None and same.kind == "argument":

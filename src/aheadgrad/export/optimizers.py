@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from aheadgrad.errors import CaptureError, DataDependentError
-from aheadgrad.recording.plain import SIMPLE
+from aheadgrad.recording.compared_values import SIMPLE
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 
 See = Callable[[Any], Any]

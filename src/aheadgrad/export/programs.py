@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from aheadgrad.program.doors import type_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Buffer, ClosedOver, Parameter, Part, SharedBase, Slot, Tangent, UserInput
 from aheadgrad.program.values import Op, Port, Value, values_in
+from aheadgrad.torchlayer import trees as pytree
 
 _ONES = torch.ops.aten.ones_like.default
 
@@ -80,34 +80,22 @@ class Constants:
         """The program, and the names of the constants that it takes behind its other inputs."""
         ports: dict[str, Port] = {}
 
-        def value_of(t: Tensor) -> Value:
+        def exchanged(t: Any) -> Any:
+            if not isinstance(t, Tensor):
+                return t
             name = self.names.setdefault(id(t), f"constant_{len(self.names)}")
             self.tensors[name] = t
             if name not in ports:
                 value = Value(-1000 - len(ports), type_of(t), name)
                 ports[name] = Port(ClosedOver(name), value, name)
-            found: Value = ports[name].value
-            return found
+            return ports[name].value
 
         ops = []
         for op in program.ops:
-            args, kwargs = _mapped(op.args, value_of), _mapped(op.kwargs, value_of)
-            if any(t is not u for t, u in ((args, op.args), (kwargs, op.kwargs))):
+            if any(isinstance(v, Tensor) for v in pytree.tree_leaves((op.args, op.kwargs))):
+                args, kwargs = pytree.tree_map(exchanged, (op.args, op.kwargs), is_leaf=pytree.is_size)
                 op = replace(op, args=args, kwargs=kwargs, uses=tuple(values_in((args, kwargs))))
             ops.append(op)
-        outputs = tuple((slot, _mapped(v, value_of)) for slot, v in program.outputs)
+        outputs = tuple((slot, exchanged(v)) for slot, v in program.outputs)
         inputs = (*program.inputs, *ports.values())
         return replace(program, inputs=inputs, ops=tuple(ops), outputs=outputs), tuple(ports)
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Arguments with real tensors exchanged; the same object if there are none."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        made = {k: _mapped(v, change) for k, v in value.items()}
-        return made if any(made[k] is not value[k] for k in made) else value
-    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        parts = [_mapped(v, change) for v in value]
-        return type(value)(parts) if any(a is not b for a, b in zip(parts, value, strict=True)) else value
-    return value

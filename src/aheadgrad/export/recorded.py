@@ -28,7 +28,7 @@ from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.program.slots import UserOutput
 from aheadgrad.program.values import Value
-from aheadgrad.recording.plain import FIXED, SIMPLE, freeze
+from aheadgrad.recording.compared_values import FIXED, SIMPLE, freeze
 from aheadgrad.recording.recording import Recording
 from aheadgrad.report.journal import Journal
 from aheadgrad.torchlayer import trees as pytree
@@ -115,8 +115,7 @@ class Recorder:
                 )
         self.fn, self.flat, self.symbols = fn, flat, symbols
         # Without cuts between outputs, where one backward would hand over to another.
-        chosen = dict(decompositions or {})
-        self.options = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=chosen)
+        self.options = Options(partition="min_cut", pieces=0, dynamic=False, decompositions=decompositions)
         self.holding = Holding(fn)
         self.forward_only = forward_only
         self._check_hooks()
@@ -214,7 +213,7 @@ class Recorder:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; it may change no container among its arguments, and draws from torch."""
         given, drawn = pytree.tree_flatten((args, kwargs)), freeze(random_states())
-        with told_of_export(told=True), optimizers_untold():
+        with told_of_export(), optimizers_untold():
             try:
                 result = self.fn(*args, **kwargs)
             except AttributeError as error:

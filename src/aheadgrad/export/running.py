@@ -11,8 +11,8 @@ from torch import Tensor
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.lowering import compiled
 from aheadgrad.export.matching import leaves_of
-from aheadgrad.export.runner import Reached, Runner, Step
 from aheadgrad.export.signature import Stage
+from aheadgrad.export.stage_runner import Reached, Runner, Step
 
 
 class Running:
@@ -20,10 +20,7 @@ class Running:
 
     def __init__(self, stages: Sequence[Stage], state: dict[str, Tensor], backend: Any = None) -> None:
         self.stages, self.state = stages, state
-        self._runners = [
-            Runner(s.programs, s.signature, state, None if backend is None else compiled(s, backend))
-            for s in stages
-        ]
+        self._runners = [Runner(s, state, None if backend is None else compiled(s, backend)) for s in stages]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = self.call(args, kwargs)

@@ -12,6 +12,7 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.show import type_text
 from aheadgrad.program.slots import Saved, SavedSize
 from aheadgrad.program.values import Value
+from aheadgrad.report.memory import SavedTensor
 
 
 def shown(path: str | os.PathLike[str], *, trust: Collection[str] = ()) -> str:
@@ -43,8 +44,8 @@ def saved_lines(program: Program) -> list[str]:
             continue
         op = made.get(v)
         total += v.type.bytes if op is not None else 0
-        where = "an input" if op is None else str(op.origin or "")
+        line = "" if op is None else str(op.origin or "")
         reason = slot.reason if isinstance(slot, Saved) else ""
-        told = [f"{type_text(v)}", f"{v.type.bytes} bytes", *filter(None, [reason])]
-        lines.append(f"  {slot.name}: {', '.join(told)}" + (f"  # {where}" if where else ""))
+        told = SavedTensor(slot.name, type_text(v), v.type.bytes, op is None, line, reason)
+        lines.append(f"  {told}")
     return [*lines, f"  together {total} bytes, besides inputs"]

@@ -6,6 +6,7 @@ the export holds (by name). Programs carry typed slots; the signature says what 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,12 @@ class Place:
 
     kind: str
     of: Any
+
+    def name(self, paths: Sequence[str]) -> str:
+        """A held tensor's name, or an argument's path."""
+        if isinstance(self.of, Place):
+            return f"{self.kind} of {self.of.name(paths)}"
+        return str(self.of) if self.kind == "held" else paths[self.of]
 
 
 @dataclass(frozen=True)
@@ -167,10 +174,6 @@ class CallSignature:
         return tuple(a.path for a in self.arguments if a.is_tensor)
 
     @property
-    def user_outputs(self) -> tuple[str, ...]:
-        return self.outputs
-
-    @property
     def updated(self) -> tuple[str, ...]:
         """What the call changes: names of held tensors, and paths of arguments."""
         changed = (self.name_of(self.place(f.index)) for f in self.facts.inputs if f.is_updated)
@@ -189,10 +192,7 @@ class CallSignature:
         return self.inputs[index] if index >= 0 else self.members[-1 - index]
 
     def name_of(self, place: Place) -> str:
-        """A held tensor's name, or an argument's path."""
-        if isinstance(place.of, Place):
-            return f"{place.kind} of {self.name_of(place.of)}"
-        return str(place.of) if place.kind == "held" else self.arguments[place.of].path
+        return place.name([a.path for a in self.arguments])
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,9 +18,9 @@ from aheadgrad.emit.script import Script
 from aheadgrad.errors import UnsupportedInput
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.frontends.state import Place
+from aheadgrad.recording.compared_values import SIMPLE, Same, describe, freeze, frozen
 from aheadgrad.recording.entry_assumptions import Memory
-from aheadgrad.recording.plain import SIMPLE, Same, describe, freeze, frozen
-from aheadgrad.recording.shared import whole_storage
+from aheadgrad.recording.shared_entrances import whole_storage
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.fake import FakeTensor

@@ -22,7 +22,7 @@ from typing import Any
 from torch.compiler import is_dynamo_compiling
 
 from aheadgrad.errors import FallbackError, FallbackWarning, RecompileWarning
-from aheadgrad.frontends.misses import what_keeps_changing
+from aheadgrad.frontends.misses import Miss, tell, what_keeps_changing
 from aheadgrad.options import Options
 from aheadgrad.recording.lift import Lift
 from aheadgrad.report.memory import MemoryReport, memory_report
@@ -120,6 +120,11 @@ class CompiledFunction:
     def memory(self) -> list[MemoryReport]:
         """What each entry saves for its backward, and why; what it computes again."""
         return [memory_report(e.entry.joint, e.entry.split) for e in self.entries]
+
+    def note_miss(self, miss: Miss) -> None:
+        """A call that no entry fits, or that the cache does not have: kept, and told to who listens."""
+        self.misses.append(miss)
+        tell(miss)
 
     def note_uncompiled(self, reason: str = FULL) -> None:
         """Before something runs uncompiled: counted, and said once; or an error, if that was asked for."""

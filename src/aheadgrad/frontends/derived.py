@@ -6,7 +6,7 @@
 
 Each is a function of flat tensors, made of the graph with torch's own transforms and recorded by tracing:
 there is nothing of Python in it that could change. A call under transforms is taken apart, level by level
-(`frontends/levels`), until plain tensors are left for one of these.
+(`frontends/transform_levels`), until plain tensors are left for one of these.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Derived:
     ) -> None:
         plain = replace(options, frontend="trace", fullgraph=False, fallback="error")
         self.fn, self.options, self.name, self.allowed, self.duals = fn, options, name, allowed, duals
-        self._compiled = _Pure(_Opaque(fn), plain, name, allowed)
+        self._compiled = _Pure(_Opaque(fn, name), plain, allowed)
         self._made: dict[Any, Derived] = {}
         self.batched: list[bool] = []
 
@@ -149,8 +149,8 @@ def _apart(outs: tuple[Any, ...], operands: Sequence[Any]) -> tuple[Any, ...]:
 class _Opaque:
     """A function whose insides nobody has to look at: they do not change."""
 
-    def __init__(self, fn: Run) -> None:
-        self._fn = fn
+    def __init__(self, fn: Run, name: str) -> None:
+        self._fn, self.__name__ = fn, name
 
     def __call__(self, *operands: Any) -> Any:
         return tuple(self._fn(*operands))
@@ -159,13 +159,9 @@ class _Opaque:
 class _Pure(TracedFunction):
     """Refuses what does more than compute new tensors, before it is run for the first time."""
 
-    def __init__(self, fn: Any, options: Options, name: str, allowed: Allowed) -> None:
+    def __init__(self, fn: Any, options: Options, allowed: Allowed) -> None:
         super().__init__(fn, options)
-        self._name, self._allowed = name, allowed
-
-    @property
-    def name(self) -> str:
-        return self._name
+        self._allowed = allowed
 
     def _record(self, *args: Any) -> Guarded:
         made = super()._record(*args)

@@ -11,7 +11,6 @@ recording refuses, a frame that Dynamo fails on.
 
 from __future__ import annotations
 
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import CompiledFunction, is_transformed, runs_the_original
 from aheadgrad.frontends.flat import compile_flat
 from aheadgrad.options import Options
-from aheadgrad.report.origins import stacklevel_of_user
+from aheadgrad.report.origins import first_origin, stacklevel_of_user
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.dynamo import ignore_hooks_of_saved_tensors
@@ -37,7 +36,6 @@ from aheadgrad.torchlayer.dynamo_ops import say_plainly
 from aheadgrad.torchlayer.fake import value_is_read
 from aheadgrad.torchlayer.fxmeta import Interpreter, preserved_node_meta
 
-_LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 _Whose = Callable[[], "DynamoFunction | None"]  # which function a graph is of, as long as it is there
 
 
@@ -76,8 +74,7 @@ class DynamoFunction(CompiledFunction):
             self.breaks.append(f"{where}: {reason}")
 
     def missed(self, function: str, reasons: list[str]) -> None:
-        self.misses.append(misses.from_dynamo(function, reasons))
-        misses.tell(self.misses[-1])
+        self.note_miss(misses.from_dynamo(function, reasons))
 
 
 def backend(
@@ -119,8 +116,7 @@ def compile_graph(
         entry.name = _place(gm) or told.name
         told.entries.append(entry)
         if entry.not_kept:
-            told.misses.append(misses.NotKept.because(entry.name, entry.not_kept))
-            misses.tell(told.misses[-1])
+            told.note_miss(misses.NotKept.because(entry.name, entry.not_kept))
     ignore_hooks_of_saved_tensors()
     if flat:
         return entry.call
@@ -146,7 +142,6 @@ def _uncompiled(gm: fx.GraphModule, reason: str, whose: _Whose) -> Callable[...,
 
 
 def _place(gm: fx.GraphModule) -> str:
-    """Where a graph begins: the innermost line of the user's behind its first op."""
-    ops = (node for node in gm.graph.nodes if node.op.startswith("call"))
-    found = next(filter(None, (_LINE.findall(node.meta.get("stack_trace") or "") for node in ops)), None)
-    return "" if found is None else "{}:{}, in {}".format(*found[-1])
+    """Where the first op of a graph is."""
+    origin = first_origin(node for node in gm.graph.nodes if node.op.startswith("call"))
+    return "" if origin is None else origin.place

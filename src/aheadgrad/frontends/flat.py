@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from aheadgrad import pipeline
+from aheadgrad.cache.lookup import Lookup
 from aheadgrad.cache.subjects import call_of_graph
-from aheadgrad.cache.visit import Visit
 from aheadgrad.emit.script import Script
 from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import Described
-from aheadgrad.frontends.function import flatten, make_call
-from aheadgrad.frontends.state import Place, holders, swapped
+from aheadgrad.frontends.function import flatten
+from aheadgrad.frontends.state import Place, call_holding, held_by
 from aheadgrad.frontends.trace import TracedFunction
 from aheadgrad.options import Options
 from aheadgrad.program.slots import Buffer, Parameter
@@ -43,28 +42,27 @@ def compile_flat(
 
     `guarded`: the caller checks what inputs are; memory is checked here.
     """
-    places = holders(list(module.named_modules()))
+    places = held_by(module)
     fn = invoke or module
     flat = flatten(tuple(args), {}, [])
     bare = replace(flat, leaves=[])
 
     def call_with(leaves: list[Any]) -> Call:
-        held, around = [(p.slot, p.get()) for p in places], partial(swapped, places)
-        return make_call(fn, replace(bare, leaves=leaves), held, around, exact=False)
+        return call_holding(fn, replace(bare, leaves=leaves), places, exact=False)
 
     call = call_with(flat.leaves)
     graph = module.graph if isinstance(module, fx.GraphModule) else None
     call.symbols = symbols_of(args, graph)
     if options.one_node and call.symbols.mode is None:  # compilers that know Dynamo look for its mode
         call.symbols = replace(call.symbols, mode=dynamos_mode())
-    visit = None
+    lookup = None
     if options.cache:
-        visit = Visit(call_of_graph(module, flat, call, call_with, pipeline.record), options)
-    entry = pipeline.run(call, options, visit)
+        lookup = Lookup(call_of_graph(module, flat, call, call_with, pipeline.record), options)
+    entry = pipeline.run(call, options, lookup)
     try:
         otherwise = TracedFunction(fn, replace(options, cache=False))
         made = _FlatCheck(entry, places, args, otherwise).write(guarded=guarded)
-        made.not_kept = "" if visit is None else visit.reason
+        made.not_kept = "" if lookup is None else lookup.reason
         return made
     finally:
         entry.captured.release()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import Slot, UserInput
+from aheadgrad.recording.compared_values import FIXED, SIMPLE, describe
 from aheadgrad.recording.forward import Call, Scalar
-from aheadgrad.recording.plain import FIXED, SIMPLE, describe
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain

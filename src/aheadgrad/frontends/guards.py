@@ -19,9 +19,9 @@ from aheadgrad.frontends.checks import Check
 from aheadgrad.frontends.compiled import MISS, Described
 from aheadgrad.frontends.function import Flat
 from aheadgrad.frontends.state import ABSENT, STAMP, Look, State, Surroundings
+from aheadgrad.recording.compared_values import Same, freeze, frozen
 from aheadgrad.recording.containers import is_array, shares_memory
 from aheadgrad.recording.entry_assumptions import assumed_around, assumed_of_inputs
-from aheadgrad.recording.plain import Same, freeze, frozen
 from aheadgrad.runtime.entry import Entry
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import dispatch_modes

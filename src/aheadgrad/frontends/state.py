@@ -9,10 +9,10 @@ reads is a constant of the recording.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,12 +22,13 @@ from torch.utils.hooks import RemovableHandle
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.frontends.compiled import CompiledFunction
-from aheadgrad.frontends.function import names_in
+from aheadgrad.frontends.function import Flat, make_call, names_in
 from aheadgrad.frontends.misses import Reason, tensor_reason
 from aheadgrad.program.slots import Buffer, Parameter
+from aheadgrad.recording.compared_values import describe, freeze
 from aheadgrad.recording.containers import Changing, insides, is_array
 from aheadgrad.recording.entry_assumptions import Memory
-from aheadgrad.recording.plain import describe, freeze
+from aheadgrad.recording.forward import Call
 from aheadgrad.torchlayer.functional import storage_key
 from aheadgrad.torchlayer.guards import tensor_guards, unchanged_check
 from aheadgrad.torchlayer.hooks import global_hooks
@@ -76,6 +77,16 @@ def holders(modules: Sequence[tuple[str, nn.Module]]) -> list[Place]:
                 full = f"{path}.{name}" if path else name
                 found.append(Place(table, name, full, kind(full)))
     return found
+
+
+def held_by(fn: Any) -> list[Place]:
+    """The parameters and buffers of a module; a function has none."""
+    return holders(list(fn.named_modules())) if isinstance(fn, nn.Module) else []
+
+
+def call_holding(fn: Any, flat: Flat, places: list[Place], *, exact: bool = True) -> Call:
+    """A call of a function for which these places hold tensors (`make_call`)."""
+    return make_call(fn, flat, [(p.slot, p.get()) for p in places], partial(swapped, places), exact=exact)
 
 
 @contextmanager
@@ -160,7 +171,7 @@ class State:
             raise FallbackError("TorchScript cannot be recorded")
         if isinstance(fn, nn.Module):
             self._tree(fn, "")
-        elif isinstance(fn, functools.partial):
+        elif isinstance(fn, partial):
             self._function(fn.func)
             for i, value in enumerate(fn.args):
                 self._tree(value, f"args[{i}]")

@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 from aheadgrad import errors, pipeline
+from aheadgrad.cache.lookup import Lookup
 from aheadgrad.cache.subjects import call_of_function
-from aheadgrad.cache.visit import Visit
 from aheadgrad.errors import MISTAKES, AheadgradError, FallbackError, reason_of, without_frames
 from aheadgrad.frontends import misses
 from aheadgrad.frontends.compiled import FULL, MISS, CompiledFunction, is_transformed, runs_the_original
 from aheadgrad.frontends.function import Flat, check_result, flatten, make_call, parameter_names
 from aheadgrad.frontends.guards import Guarded, GuardWriter
-from aheadgrad.frontends.shapes import Shapes
 from aheadgrad.frontends.state import State, Surroundings, changed, swapped
+from aheadgrad.frontends.symbolic_sizes import Shapes
 from aheadgrad.options import Options
+from aheadgrad.recording.compared_values import Same, freeze, frozen
 from aheadgrad.recording.containers import Changing, insides
 from aheadgrad.recording.forward import Call
-from aheadgrad.recording.plain import Same, freeze, frozen
 from aheadgrad.runtime.structure import return_text
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import autocast_state
@@ -128,8 +128,7 @@ class TracedFunction(CompiledFunction):
         try:
             made = making.run(args, kwargs, symbols)
             if made.not_kept:
-                self.misses.append(misses.NotKept.because(self.name, made.not_kept))
-                misses.tell(self.misses[-1])
+                self.note_miss(misses.NotKept.because(self.name, made.not_kept))
             if made.check(args, kwargs) is MISS:
                 raise FallbackError("a property of the arguments cannot be checked")
             making.settle()
@@ -233,17 +232,17 @@ class Making:
         return call
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], symbols: Symbols | None) -> Guarded:
-        call, visit = self.call(symbols), None
+        call, lookup = self.call(symbols), None
         options = replace(self.options, dynamic=False)  # symbols are made here, or there are none
         if options.cache:
             again = partial(_making, self.fn, self.name, replace(self.flat, leaves=[]), self.options)
-            visit = Visit(call_of_function(self, call, again, pipeline.record), options)
-        entry = pipeline.run(call, options, visit)
+            lookup = Lookup(call_of_function(self, call, again, pipeline.record), options)
+        entry = pipeline.run(call, options, lookup)
         try:
             numbers = {} if symbols is None else symbols.numbers
             writer = GuardWriter(self.flat, numbers, entry, self.state, self.look)
             made = writer.write(self.name, args, kwargs)
-            made.not_kept = "" if visit is None else visit.reason
+            made.not_kept = "" if lookup is None else lookup.reason
             return made
         finally:
             entry.captured.release()

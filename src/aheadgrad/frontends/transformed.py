@@ -4,7 +4,7 @@
 
 Dynamo compiles nothing while a transform is active. So it is asked with the transforms set aside, and with
 stand-ins: plain tensors of the sizes that the function sees. The graph that it finds (always a whole one) is
-then called with what they stand for, under the transforms (`frontends/levels`). What Python does besides,
+then called with what they stand for, under the transforms (`transform_levels`). What Python does besides,
 Dynamo does. Where it finds no such graph the function itself runs; where that cannot be compiled, the graph.
 """
 
@@ -19,13 +19,13 @@ from threading import local
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from aheadgrad.errors import FallbackError, reason_of, without_frames
 from aheadgrad.frontends.compiled import CompiledFunction
 from aheadgrad.frontends.derived import Allowed, Derived
-from aheadgrad.frontends.levels import run_at_levels
-from aheadgrad.frontends.state import holders, swapped
+from aheadgrad.frontends.state import held_by, swapped
+from aheadgrad.frontends.transform_levels import run_at_levels
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.dispatch import (
@@ -96,8 +96,7 @@ class Transformed:
 
     def _under_way(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given, spec = pytree.tree_flatten((args, kwargs))
-        places = holders(list(self._fn.named_modules())) if isinstance(self._fn, nn.Module) else []
-        places = [p for p in places if _takes_part(p.get())]
+        places = [p for p in held_by(self._fn) if _takes_part(p.get())]
         wrapped = {id(t): t for t in (*given, *(p.get() for p in places)) if _takes_part(t)}
         looks = {
             key: (t.size(), t.stride(), t.dtype, t.device, t.requires_grad) for key, t in wrapped.items()

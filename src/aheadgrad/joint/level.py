@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aheadgrad.facts.facts import Facts, Fresh, FreshRoot, InputFacts, IsRoot, TheInput
+from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, InputFacts, IsRoot, TheInput
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
 from aheadgrad.program.program import Program
@@ -331,10 +331,6 @@ class Joint(Level):
     def signature(self) -> Signature:
         return self.program.signature
 
-    @property
-    def graph(self) -> Any:
-        return self.program.graph
-
     def __str__(self) -> str:
         return str(self.program)
 
@@ -351,6 +347,13 @@ class NextOrder(Level):
     below: tuple[Slot, ...]
     tangents: tuple[int | None, ...]
     passed_on: Mapping[int, int]
+
+
+def slot_of_root(root: FreshRoot | AliasRoot) -> UserOutput | ViewBase | None:
+    """As what a root leaves the program; None for an alias without a history of its own."""
+    if root.output is not None:
+        return UserOutput(root.output)
+    return None if root.base is None else ViewBase(root.base)
 
 
 def is_handed_out(facts: Facts, slot: Slot) -> bool:

@@ -39,7 +39,7 @@ def make_table(
     inputs: Sequence[Port],
     leaving: Iterable[Any],
     gradients: Gradients,
-    changed: Iterable[Value] = (),
+    changed: Iterable[Value],
     *,
     moves: bool,
     once: bool = False,

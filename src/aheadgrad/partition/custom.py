@@ -38,14 +38,8 @@ def split_with(partition_fn: PartitionFn, joint: Joint, mode: FakeTensorMode | N
     """Lets the caller's function split the joint graph, and checks what comes back."""
     program = joint.program
     exits, count = len(joint.results(inference=False)), len(joint.inputs)
-    module = module_of(program, mode)
-    inputs = example_inputs(module)
-    primals, tangents = inputs[:count], inputs[count:]
-    outputs = _results(module)
-    takes_two_lists(module, primals, tangents, (outputs[:exits], outputs[exits:]))
-    forward, backward = partition_fn(
-        module, (primals, tangents), num_fwd_outputs=exits, static_lifetime_input_indices=[]
-    )
+    module, given = joint_of_two_lists(joint, mode)
+    forward, backward = partition_fn(module, given, num_fwd_outputs=exits, static_lifetime_input_indices=[])
     changed = {
         i for i, (_, value) in enumerate(joint.inputs) if type(value) is Value and value in joint.changed
     }
@@ -59,6 +53,18 @@ def split_with(partition_fn: PartitionFn, joint: Joint, mode: FakeTensorMode | N
         program_of("backward", backward, (*sizes, *tensors, *taken[count:]), returned[exits:]),
     )
     return Split(programs[0], (programs[1],), (saved,), saved, joint.gradients)
+
+
+def joint_of_two_lists(
+    joint: Joint, mode: FakeTensorMode | None = None
+) -> tuple[fx.GraphModule, tuple[list[Any], list[Any]]]:
+    """The joint graph: `(primals, tangents) -> (outputs, gradients)`; and examples of its inputs."""
+    module = module_of(joint.program, mode)
+    inputs, results = example_inputs(module), _results(module)
+    count, exits = len(joint.inputs), len(joint.results(inference=False))
+    given = inputs[:count], inputs[count:]
+    takes_two_lists(module, *given, (results[:exits], results[exits:]))
+    return module, given
 
 
 def _results(module: fx.GraphModule) -> list[Any]:

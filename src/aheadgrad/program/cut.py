@@ -16,7 +16,7 @@ from aheadgrad.program.rooms import is_seen, without_rooms
 from aheadgrad.program.slots import RandomState, Slot, Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, Shown, Value, Write, Written, map_leaves, numbers_in
-from aheadgrad.torchlayer.symbols import Number, is_symbolic, with_numbers
+from aheadgrad.torchlayer.symbols import Number, UnknownSize, is_symbolic, with_numbers
 
 Sizes = Mapping[Any, int | float]
 NO_SIZES: Sizes = {}
@@ -248,7 +248,7 @@ class _Build:
             self._append(Op(target, (value, *further), {}, number, (value,), name))
             return
         if expr.is_Symbol:
-            raise AssertionError(f"no input of this program provides the size {expr}")
+            raise UnknownSize(f"no input of this program provides the size {expr}")
         for symbol in sorted(expr.free_symbols, key=str):
             self._provide(symbol)
 

@@ -106,10 +106,8 @@ class _Graph:
     def _fake(self, value: Value, of: Value | None) -> FakeTensor:
         """A fake tensor for a value, in the memory of the one it is a view of."""
         if value not in self.vals:
-            t = value.type
             base = None if of is None else self.vals[of]
-            look = t.dtype, t.size, t.stride, t.offset, t.device
-            self.vals[value] = self.fakes.tensor(*look, layout=t.layout, conj=t.conj, neg=t.neg, base=base)
+            self.vals[value] = self.fakes.tensor(value.type, base)
         return self.vals[value]
 
     def _op(self, op: Op) -> None:
@@ -168,11 +166,8 @@ class _Graph:
         node = self.nodes.get(value)
         if node is None:
             op, whole = self.wholes[id(value)]
-            args = whole, value.part
-            node = self.graph.create_node("call_function", operator.getitem, args, name=value.name)
-            _describe(node, op)
-            node.meta["val"] = self.vals[value]
-            self.nodes[value] = node
+            assert value.part is not None
+            node = self.nodes[value] = self._getitem(whole, value.part, value.name, op)
         return node
 
     def _argument(self, value: Any) -> Any:
@@ -313,15 +308,11 @@ class GraphReader:
         elif node.op != "call_function":
             raise InvalidProgram(f"A graph of ATen ops is needed; {node.format_node()} is a {node.op}.")
         elif node.target is operator.getitem and type(self.env.get(node.args[0])) is tuple:  # type: ignore[arg-type]
-            self._part(node)
+            self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
         elif is_symbolic(val) and not has_effect(node.target) and not sizes_from_values(val):
             self.env[node] = frozen_number(val)
         else:
             self._op(node, val)
-
-    def _part(self, node: fx.Node) -> None:
-        parts, k = self.env[node.args[0]], node.args[1]  # type: ignore[index]
-        self.env[node] = parts[k]
 
     def _op(self, node: fx.Node, val: Any) -> None:
         args, kwargs = self._argument(node.args), {k: self._argument(v) for k, v in node.kwargs.items()}

@@ -157,17 +157,12 @@ class Part(Slot):
     index: int
 
 
-def parts(slot: Slot, count: int) -> list[Slot]:
-    """The slots of a value that is taken apart."""
-    return [Part(slot, k) for k in range(count)]
-
-
 def opened(values: Iterable[tuple[Slot, Any]]) -> list[tuple[Slot, Any]]:
     """The same values with tensor subclasses taken apart: programs take and return plain tensors."""
     found: list[tuple[Slot, Any]] = []
     for slot, value in values:
         if type(value) is Bundle:
-            found += zip(parts(slot, len(value.parts)), value.parts, strict=True)
+            found += ((Part(slot, k), part) for k, part in enumerate(value.parts))
         else:
             found.append((slot, value))
     return found

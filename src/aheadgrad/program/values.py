@@ -86,6 +86,11 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         return f"{self.file.rsplit('/', 1)[-1]}:{self.line} in {self.function}"
 
+    @property
+    def place(self) -> str:
+        """As an editor finds it."""
+        return f"{self.file}:{self.line}, in {self.function}"
+
     def as_traceback(self) -> str:
         """The line as Python's tracebacks show it."""
         code = linecache.getline(self.file, self.line).strip()

@@ -26,6 +26,7 @@ from aheadgrad.program.slots import Between
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
 from aheadgrad.recording.histories import holds_something
+from aheadgrad.recording.told_by_name import HOOK_OF_MODULE
 from aheadgrad.recording.walks import (
     Edge,
     Users,
@@ -352,4 +353,4 @@ def beyond(component: Component) -> set[Any]:
 
 def _hooked(found: Walk) -> bool:
     """Are there hooks of modules, which are called whether or not there is a gradient?"""
-    return any(type(n).__name__ == "BackwardHookFunctionBackward" for n in found.nodes)
+    return any(type(n).__name__ == HOOK_OF_MODULE for n in found.nodes)

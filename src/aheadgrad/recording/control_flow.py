@@ -52,12 +52,7 @@ def controlled(session: Session, op: Any, args: tuple[Any, ...], kwargs: dict[st
     def lift(t: Tensor) -> Tensor:
         return t if functional.is_wrapped(t) else session.lift(t)
 
-    return _RULES[op](Place(session.mode, lift, _latest, session.wrap), *args, **kwargs)
-
-
-def _latest(t: Tensor) -> Any:
-    functional.sync(t)
-    return functional.unwrap(t)
+    return _RULES[op](Place(session.mode, lift, functional.latest, session.wrap), *args, **kwargs)
 
 
 def _inside(mode: FakeTensorMode, op: Any, args: Any, kwargs: Any) -> Any:

@@ -42,7 +42,7 @@ def call_changing(session: Session, func: OpOverload, args: tuple[Any, ...], kwa
         raise FallbackError(f"{func} changes a list of tensors")
     changed = tensors_among(given[name] for name in given if name in written)
     before = [session.ledger.before_write(t) for t in changed]
-    values = {name: _map(value, _value) for name, value in given.items()}
+    values = {name: _map(value, functional.latest) for name, value in given.items()}
     new = {name: _map(values[name], session.fake) for name in given if name in written}
     with functional.outside(), session.mode:
         out = func(**{**values, **new})
@@ -67,11 +67,6 @@ def _check(func: OpOverload, given: dict[str, Any]) -> None:
             raise FallbackError(f"{func} changes its arguments, and is given a tensor subclass")
         if t.requires_grad and torch.is_grad_enabled():
             raise FallbackError(f"{func} changes its arguments, and is given one that requires grad")
-
-
-def _value(t: Tensor) -> Any:
-    functional.sync(t)
-    return functional.unwrap(t)
 
 
 def _map(value: Any, function: Any) -> Any:

@@ -11,12 +11,12 @@ from aheadgrad.joint import level as values
 from aheadgrad.joint.requests import Further, LooksAtValues, NeedsSizes, Request, Unusual
 from aheadgrad.program.slots import Between
 from aheadgrad.program.values import Value
-from aheadgrad.recording.borders import with_sizes
 from aheadgrad.recording.forward import explained
-from aheadgrad.recording.levels import lower_gradients, lower_next
+from aheadgrad.recording.lower_levels import lower_gradients, lower_next
 from aheadgrad.recording.meeting import record_handing
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
+from aheadgrad.recording.subclass_borders import with_sizes
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial
 from aheadgrad.torchlayer.autograd import number_of
 from aheadgrad.torchlayer.lock import RECORDING

@@ -19,7 +19,7 @@ from aheadgrad.facts.facts import (
     IsRoot,
     ViewOf,
 )
-from aheadgrad.joint.level import is_handed_out
+from aheadgrad.joint.level import is_handed_out, slot_of_root
 from aheadgrad.program.slots import OldMemory, Slot, UpdatedInput, UserOutput, ViewBase
 from aheadgrad.recording.forward import Forward
 from aheadgrad.recording.output_facts import Aliases
@@ -107,8 +107,7 @@ def grown_views(facts: Facts, outputs: list[Any], exits: list[Exit]) -> list[Gro
             if root.index >= 0 and given is not None and (given.untouched or new is not None):
                 found.append(GrownView(j, outputs[j], new))
         elif isinstance(root, FreshRoot) and root.differentiable:
-            slot = ViewBase(root.base) if root.output is None else UserOutput(root.output)  # type: ignore[arg-type]
-            found.append(GrownView(j, outputs[j], slot))
+            found.append(GrownView(j, outputs[j], slot_of_root(root)))
     return found
 
 

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, FallbackError
 from aheadgrad.program.slots import Slot
+from aheadgrad.recording.known_values import ValueNeeded
 from aheadgrad.recording.limits import no_wrapper
 from aheadgrad.recording.refusals import raised_before
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.shared import enter_shared
+from aheadgrad.recording.shared_entrances import enter_shared
+from aheadgrad.recording.told_by_name import FOREIGN_TENSORS, NOT_ALLOCATED, NOT_RECORDED, SAYS
 from aheadgrad.report.origins import origin_of_error, raised_by_torch
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
@@ -120,11 +122,7 @@ def run(session: Session, call: Call) -> Forward:
             ):
                 held = [call.invoke(see)]  # a list: frames that hold the result itself would be counted
         except Exception as error:
-            told = explained(error)
-            if not isinstance(told, AheadgradError):
-                told = raised_before(session) or told
-                if told is error and (session.trace.numbers or session.followed):
-                    told = FallbackError(f"eager may take a size that values decide, where we raise: {error}")
+            told = _told(session, error)
             if told is error:
                 raise
             raise told from error
@@ -151,6 +149,17 @@ def run(session: Session, call: Call) -> Forward:
     return Forward(session, flat, spec, after, before)
 
 
+def _told(session: Session, error: Exception) -> Exception:
+    """What the function raised, or what eager would have raised, or why we cannot tell."""
+    told = explained(error)
+    if isinstance(told, AheadgradError):
+        return told
+    told = raised_before(session) or told
+    if told is error and (session.trace.numbers or session.followed):
+        return FallbackError(f"eager may take a size that values decide, where we raise: {error}")
+    return told
+
+
 def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
     seen: dict[int, Tensor] = {}
     grouped = {id(m): group for group in call.shared for m in group.members}
@@ -159,16 +168,10 @@ def _enter_inputs(session: Session, call: Call) -> dict[int, Tensor]:
             continue
         group = grouped.get(id(real))
         if group is None:
-            seen[id(real)] = session.enter(slot, real, symbolic_name=_symbolic(session, slot)).seen
+            seen[id(real)] = session.enter(slot, real).seen
         else:
             enter_shared(session, group, seen)
     return seen
-
-
-def _symbolic(session: Session, slot: Slot) -> str:
-    from aheadgrad.program.slots import UserInput
-
-    return f"L_{slot.path}_" if session.symbolic and isinstance(slot, UserInput) else ""
 
 
 def _sync_all(session: Session, flat: list[Any]) -> None:
@@ -195,40 +198,13 @@ def _sync_all(session: Session, flat: list[Any]) -> None:
             functional.sync(entrance.seen)
 
 
-# What torch says where a recording fails, for want of a type of error, and what it means.
-_SAYS = (
-    (
-        "are out of bounds for storage of size",
-        "autograd addresses memory that the recorded tensors do not have",
-    ),
-    (
-        "Found a custom (non-ATen) operator whose output has alias annotations",
-        "a custom op that changes its arguments is called out of our sight",
-    ),
-    ("INTERNAL ASSERT FAILED", "autograd cannot replay the views of this function"),
-    ("cannot mutate tensors with frozen storage", "memory that an input had before set_ is written to"),
-    (
-        "Attempted to resize a view tensor to a larger size",
-        "an input or a view is resized to hold more elements",
-    ),
-    ("on an invalid python storage", "the memory of a tensor is read or written through its storage"),
-    ("because it has weakref associated with it", "two tensors are swapped"),
-    ("as_strided() is non-compositional", "a view made with as_strided from another view is written to"),
-)
-_FOREIGN_TENSORS = ("Please convert all Tensors to FakeTensors first", "Mixing fake modes")
-
-
 def explained(error: Exception) -> Exception:
     """The same error for the user's own mistakes; one of ours when the capture is at fault."""
     origin = origin_of_error(error)
-    where = f"\n  at {origin.file}:{origin.line}, in {origin.function}" if origin else ""
-    reads_memory = type(error) is RuntimeError and "its data is not allocated yet" in str(error)
-    if (
-        reads_memory
-        or isinstance(error, DATA_DEPENDENT_ERRORS)
-        or (isinstance(error, DataDependentError) and "Instead:" not in str(error))
-    ):
-        what = str(error) if isinstance(error, DataDependentError) else _first_line(error)
+    where = f"\n  at {origin.place}" if origin else ""
+    reads_memory = type(error) is RuntimeError and NOT_ALLOCATED in str(error)
+    if reads_memory or isinstance(error, (ValueNeeded, *DATA_DEPENDENT_ERRORS)):
+        what = str(error) if isinstance(error, ValueNeeded) else _first_line(error)
         if isinstance(error, GuardOnDataDependentSymNode):
             what = "a number or a size that values decide, as that of x[mask]"
         return DataDependentError(
@@ -240,15 +216,15 @@ def explained(error: Exception) -> Exception:
         )
     if isinstance(error, AheadgradError):
         return error
-    for text, reason in _SAYS:
+    for text, reason in SAYS:
         if text in str(error):
             return FallbackError(reason)
-    if isinstance(error, AssertionError) and str(error).startswith(_FOREIGN_TENSORS):
+    if isinstance(error, AssertionError) and str(error).startswith(FOREIGN_TENSORS):
         return FallbackError(
             "an nn.Parameter is made inside, or a function for a control-flow operator closes over a tensor"
         )
     missing = isinstance(error, NotImplementedError) and not is_refusal(error)
-    if raised_by_torch(error) and (missing or "FunctionalTensorWrapper" in str(error)):
+    if raised_by_torch(error) and (missing or NOT_RECORDED in str(error)):
         return CaptureError(f"The function cannot be recorded: {_first_line(error)}.{where}")
     return error
 

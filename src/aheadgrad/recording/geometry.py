@@ -16,7 +16,8 @@ from torch import Tensor
 
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view, size_in_history
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, size_in_history
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.symbols import typical
 
@@ -48,7 +49,7 @@ def restore(t: Tensor, geometry: Geometry) -> None:
     functional.sync(t)
     if geometry_of(t).typical == geometry.typical:
         return
-    base = base_of(t) if is_view(t) else None
+    base = base_of(t)
     with torch.no_grad():
         again = _from_base(t, base) if base is not None else None
         if again is None or geometry_of(again).typical != geometry.typical:
@@ -78,7 +79,7 @@ def _laid_out(held: Tensor, g: Geometry) -> Tensor:
             room = torch.empty(g.offset, dtype=held.dtype, device=held.device)
             return torch.as_strided(room, g.size, g.stride, g.offset)
         if g.offset:
-            length = g.offset + 1 + sum((n - 1) * s for n, s in zip(g.size, g.stride, strict=True))
+            length = reach(g.size, g.stride, g.offset)
             room = torch.empty(length, dtype=held.dtype, device=held.device)
             room = torch.as_strided_scatter(room, held, g.size, g.stride, g.offset)
             return torch.as_strided(room, g.size, g.stride, g.offset)
@@ -91,7 +92,7 @@ def flattest(t: Tensor) -> Tensor:
 
     Functionalization can undo an `as_strided` only when it is the first view of its chain.
     """
-    base = base_of(t) if is_view(t) else None
+    base = base_of(t)
     if base is None or base.dtype != t.dtype or functional.view_steps(base):
         return t
     if creation_meta(t) != CreationMeta.DEFAULT:

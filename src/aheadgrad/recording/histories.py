@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
+from aheadgrad.recording.told_by_name import HOLDS_UNSEEN, RESULT_NOT_USED
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import number_of
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
 _ATTRIBUTES: dict[type, list[str]] = {}
-# Their recorded formula does without the result, as it may not look for zeros in the input.
-_RESULT_NOT_USED = {"ProdBackward0", "ProdBackward1", "CumprodBackward0"}
 
 
 def saved_attributes(node: Any) -> list[str]:
@@ -60,7 +59,7 @@ def saved_storages(session: Session, nodes: Iterable[Any]) -> dict[Any, None]:
             except RuntimeError:
                 continue
             _add(value, keys)
-            if name == "_saved_result" and type(node).__name__ in _RESULT_NOT_USED:
+            if name == "_saved_result" and type(node).__name__ in RESULT_NOT_USED:
                 _check_unchanged(session, value)
         try:
             _add(getattr(node, "saved_tensors", ()), keys)
@@ -76,7 +75,7 @@ def _check_unchanged(session: Session, result: Any) -> None:
 
 def holds_something(node: Any) -> bool:
     """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
-    if type(node).__name__ == "CopySlices":
+    if type(node).__name__ == HOLDS_UNSEEN:
         return True
     try:
         values = [getattr(node, name) for name in saved_attributes(node)]

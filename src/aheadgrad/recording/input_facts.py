@@ -84,8 +84,7 @@ def part_facts(session: Session, current: Tensor, entrance: Entrance) -> PartFac
 
 
 def _reshapes(session: Session, t: Tensor) -> tuple[Reshape, ...]:
-    calls = session.ledger.reshapes(t)
-    return tuple(Reshape(call.function, call.args, call.kwargs, call.with_grad) for call in calls)
+    return tuple(done.call for done in session.ledger.reshapes(t))
 
 
 def _adopted(session: Session, entrance: Entrance) -> int | None:
@@ -143,7 +142,7 @@ def _made_a_leaf(view: Tensor) -> bool:
 
 def _reshaped_in_sight(session: Session, seen: Tensor) -> bool:
     line = session.ledger.of(seen)
-    return line.tracked or any(call.tracked for call in line.reshapes)
+    return line.tracked or any(done.tracked for done in line.reshapes)
 
 
 def _history_changed(session: Session, seen: Tensor, history: Any, before: Any) -> bool:

@@ -15,20 +15,20 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from aheadgrad.recording.any_size import for_any_size
-from aheadgrad.recording.borders import expected_tangent, tangent_like
+from aheadgrad.recording.backward_writes import BackwardWrites
 from aheadgrad.recording.components import Component, Components, Passage, Target
 from aheadgrad.recording.exits import Exit, GrownView
 from aheadgrad.recording.geometry import contiguous_strides
+from aheadgrad.recording.overlaps import is_dense
 from aheadgrad.recording.session import Session
+from aheadgrad.recording.subclass_borders import expected_tangent, tangent_like
 from aheadgrad.recording.walks import edge_of
-from aheadgrad.recording.writes import BackwardWrites
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 from aheadgrad.torchlayer.wanted import Wanted
 
 Layout = tuple[Any, ...] | None
@@ -110,16 +110,9 @@ class Joint:
         """
 
         def attempt() -> Gradients:
-            return for_any_size(
-                self.session, lambda: self._record(component, pattern, state, requiring, wanted, handed)
-            )
+            return self._record(component, pattern, state, requiring, wanted, handed)
 
-        try:
-            return attempt()
-        except DynamicOutputShapeException:
-            if not self.session.follow_values():
-                raise
-        return attempt()
+        return self.session.following(lambda: for_any_size(self.session, attempt))
 
     def _record(
         self,
@@ -196,8 +189,7 @@ def _spread(found: Sequence[Any], component: Component, wanted: Wanted) -> list[
 
 def _latest(session: Session, traced: Tensor) -> Any:
     session.settle_gradient(traced)
-    functional.sync(traced)
-    return functional.unwrap(traced)
+    return functional.latest(traced)
 
 
 def _root(traced: Any) -> Any:
@@ -206,18 +198,10 @@ def _root(traced: Any) -> Any:
 
 def tangent_layout(t: Tensor) -> tuple[Any, ...]:
     """The strides we expect a tangent to have: the output's, if those are dense."""
-    stride = tuple(t.stride())
-    size = tuple(t.size())
+    size, stride = tuple(t.size()), tuple(t.stride())
     if any(map(is_symbolic, (*size, *stride))):
         return dense_strides(size, dense_order(t))
-    dense = 1
-    for n, s in sorted(zip(size, stride, strict=True), key=lambda pair: (pair[1], pair[0])):
-        if n == 1:
-            continue
-        if s != dense:
-            return contiguous_strides(size)
-        dense = dense * n
-    return stride
+    return stride if is_dense(t) else contiguous_strides(size)
 
 
 def dense_order(t: Tensor) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.errors import DataDependentError
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable, is_random
@@ -30,6 +31,10 @@ _LARGEST = 1 << 16  # elements of a constant that is worth computing
 
 class Unknown(Exception):
     """The value rests on something that has none while recording."""
+
+
+class ValueNeeded(DataDependentError):
+    """A value is asked for; what to do instead is told where it is known who asks."""
 
 
 class Values:
@@ -63,8 +68,7 @@ class Values:
         """The value of a traced tensor, or `Unknown`."""
         if type(traced) is not Tensor or not functional.is_wrapped(traced):
             raise Unknown
-        functional.sync(traced)
-        fake = functional.unwrap(traced)
+        fake = functional.latest(traced)
         with for_real():
             return self._value(fake)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
-from aheadgrad.facts.facts import Geometry
+from aheadgrad.facts.facts import Geometry, Reshape, Step
 from aheadgrad.recording.entrances import Entrance, Member
 from aheadgrad.recording.geometry import geometry_of, restore
 from aheadgrad.recording.records import tensors_among
@@ -32,11 +32,8 @@ class ViewCall(NamedTuple):
     """How a view of a tensor subclass was made."""
 
     source: Tensor
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    part: int | None
-    source_geometry: Any
+    step: Step
+    source_geometry: Geometry
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +41,12 @@ class InPlace:
     """A change of shape in place of a tensor subclass, which is made again as it is."""
 
     of: Tensor
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    with_grad: bool
+    call: Reshape
     version: int  # of the tensor afterwards
 
     @property
     def tracked(self) -> bool:
-        return self.with_grad and self.of.requires_grad
+        return self.call.with_grad and self.of.requires_grad
 
     @property
     def in_doubt(self) -> bool:
@@ -253,7 +247,7 @@ class Ledger:
     def settle(self, values: Any) -> None:
         """Gives back their look to those tensors that have lost it and are about to be used."""
         for value in tensors_among((values,)) if self.unsettled else ():
-            base = base_of(value) if is_view(value) else None
+            base = base_of(value)
             for t in (base, value):  # the base first, as the view is taken from it
                 line = self.find(t)
                 if line is not None and line.geometry is not None:
@@ -285,7 +279,7 @@ class Ledger:
     def note_writes(self, tensors: list[Tensor]) -> None:
         """A write just now put some in doubt: whoever shares their history is so from now on."""
         for t in filter(self.in_doubt, tensors):
-            base = base_of(t) if is_view(t) else None
+            base = base_of(t)
             if base is None or self.given(t) is not None or self.given(base) is not None:
                 self.doubted = True
             else:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, DataDependentError, FallbackError, let_go_of_locals
+from aheadgrad.errors import AheadgradError, FallbackError, let_go_of_locals
+from aheadgrad.facts.facts import Reshape
 from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
 from aheadgrad.recording.geometry import flattest
-from aheadgrad.recording.kinds_of_calls import COPIES_MEMORY, NEEDS_VALUE, writes
-from aheadgrad.recording.known_values import Unknown
+from aheadgrad.recording.known_values import Unknown, ValueNeeded
 from aheadgrad.recording.ledger import InPlace, Written
 from aheadgrad.recording.overlaps import check_casts, check_memory, last_write
 from aheadgrad.recording.recorder import LIFT_FRESH
@@ -33,6 +34,7 @@ from aheadgrad.recording.refusals import (
 )
 from aheadgrad.recording.reshaping import OUT_OF_PLACE, reshape
 from aheadgrad.recording.substitutes import SUBSTITUTES, counted, set_item
+from aheadgrad.recording.told_by_name import COPIES_MEMORY, NEEDS_VALUE, SAVE_FOR_SIZES, attends, writes
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import is_view, set_grad_enabled, version
 from aheadgrad.torchlayer.dispatch import (
@@ -49,7 +51,6 @@ from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.transforms import set_aside
-from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -72,7 +73,6 @@ _ADDRESSES: set[Any] = {*_AS_STRIDED, torch.Tensor.as_strided_, torch.as_strided
 _STORAGE_CHANGES: set[Any] = {_SET_DATA, torch.Tensor.resize_}  # (`set_` does not come by here)
 _RESIZES_AS: set[Any] = {torch.Tensor.resize_as_, torch.resize_as_}
 _RESIZES: set[Any] = {torch.Tensor.resize_, torch.Tensor.as_strided_, torch.as_strided_}
-_SAVE_FOR_SIZES = {"index_add_", "index_copy_"}
 _DETACHES: set[Any] = {torch.Tensor.detach_, torch.detach_}
 _SETS_GRAD: set[Any] = {torch.Tensor.requires_grad_, _FIELDS.requires_grad.__set__}
 
@@ -118,7 +118,7 @@ class Lift(TorchFunctionMode):
             if kwargs.get("generator") is not None:
                 self.session.check_generator(kwargs["generator"])
         if transform_level() is not None:
-            return self._transformed(func, args, kwargs)
+            return self.session.following(partial(func, *args, **kwargs))  # on wrappers around our tensors
         if func in _RESIZES_AS and len(args) == 2:  # of which functionalization makes no new size
             func, args = torch.Tensor.resize_, (args[0], args[1].size())
         ledger = self.session.ledger
@@ -169,7 +169,7 @@ class Lift(TorchFunctionMode):
         except Unknown:
             if func is _ITEM:
                 return self._explained_call(func, args, kwargs)
-            raise DataDependentError(
+            raise ValueNeeded(
                 f"{NEEDS_VALUE[func]} needs the value of a tensor, which is not known while the function is "
                 "recorded"
             ) from None
@@ -195,15 +195,6 @@ class Lift(TorchFunctionMode):
         self.session.trace.rewind(records)  # its results have sizes that values decide, from now on
         return self._explained_call(func, args, kwargs)
 
-    def _transformed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inside grad, vmap, ...: the tensors are wrappers around ours."""
-        try:
-            return func(*args, **kwargs)
-        except DynamicOutputShapeException:
-            if not self.session.follow_values():
-                raise
-        return func(*args, **kwargs)
-
     def _reshapes(self, func: Any, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Before a change of shape in place. Is it done by now?"""
         session, ledger = self.session, self.session.ledger
@@ -220,8 +211,8 @@ class Lift(TorchFunctionMode):
         if is_foreign(given):
             if ledger.current(given) is not given:
                 raise FallbackError("a tensor subclass is cut off from its history and changes its shape")
-            done = InPlace(given, func, args[1:], kwargs, torch.is_grad_enabled(), version(given) + 1)
-            ledger.of(given).reshapes.append(done)
+            call = Reshape(func, args[1:], kwargs, torch.is_grad_enabled())
+            ledger.of(given).reshapes.append(InPlace(given, call, version(given) + 1))
             ledger.has_reshapes = True
             return False
         return reshape(ledger, func, given, args[1:], kwargs)
@@ -266,7 +257,7 @@ class Lift(TorchFunctionMode):
             self.session.reads_offsets = True
         if func is torch.Tensor.register_hook:
             self.session.hooked = True
-        if "attention" in getattr(func, "__name__", ""):
+        if attends(func):
             self.session.attends = True
         if func in _ASKS_AUTOGRAD and (self.session.ambient.grad_was_on or not self.session.is_new(args[0])):
             self.session.asks_autograd = True  # of a new tensor made with grad mode off, all is known
@@ -282,26 +273,27 @@ class Lift(TorchFunctionMode):
         substitute: Callable[..., Any] | None = SUBSTITUTES.get(func)
         if substitute is not None:
             return substitute(*args, **kwargs)
-        if not writes(func, kwargs):
-            return counted(func, args, kwargs)
-        ledger = self.session.ledger
+        return (self._write if writes(func, kwargs) else counted)(func, args, kwargs)
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that changes an argument in place, or `out`."""
+        ledger, sets_item = self.session.ledger, func is torch.Tensor.__setitem__
         written = [ledger.before_write(t) for t in _destinations(args, kwargs)]
         name = getattr(func, "__name__", "")
-        if name == "__setitem__":
+        if sets_item:
             name = _check_item(*args)
         for t, *_ in written:
             self.session.limits.write(t)
             check_leaf_view(self.session, t)
-        if func is not torch.Tensor.__setitem__:
-            for t, *_ in written:
+            if not sets_item:
                 self.session.must_not_get_a_second_history(t)
-        if func is not torch.Tensor.__setitem__ and len(written) == 1:
+        if not sets_item and len(written) == 1:
             others = args if kwargs.get("out") is not None else args[1:]
             check_memory(name, written[0][0], tensors_among(others))
         records = self.session.trace.records
         before = len(records)
         out = None
-        if func is torch.Tensor.__setitem__:
+        if sets_item:
             set_item(*args)
         elif kwargs.get("out") is not None:
             out = self._call_out(func, args, kwargs, written)
@@ -310,7 +302,7 @@ class Lift(TorchFunctionMode):
         check_casts(name, records[before:])
         for t, geometry, siblings in written:
             ledger.written(t, geometry, siblings)
-            if name in _SAVE_FOR_SIZES:
+            if name in SAVE_FOR_SIZES:
                 self.session.note_hidden(t, tensors_among(args[1:]))
         return out
 

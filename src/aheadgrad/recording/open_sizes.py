@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.recording.records import Record
+from aheadgrad.recording.told_by_name import COPIES_ALWAYS
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.dispatch import OpOverload
 from aheadgrad.torchlayer.fake import quiet_logs
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
 _CLONE = torch.ops.aten.clone.default
-_COPIES = {"clone", "__deepcopy__", "__copy__"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class OpenSizes:
 
     def note_copy(self, func: Any, given: Any, out: Any, made: list[Record]) -> None:
         """After a call that may have copied because a size is not known (`x[mask].t().contiguous()`)."""
-        if not self.session.trace.numbers or getattr(func, "__name__", "") in _COPIES:
+        if not self.session.trace.numbers or getattr(func, "__name__", "") in COPIES_ALWAYS:
             return
         if not isinstance(out, Tensor) or not isinstance(given, Tensor) or out.dtype != given.dtype:
             return

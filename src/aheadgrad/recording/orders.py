@@ -19,7 +19,7 @@ from aheadgrad.program.slots import Gradient, Slot, Tangent
 from aheadgrad.recording.components import Target
 from aheadgrad.recording.exits import Exit
 from aheadgrad.recording.joint import Gradients, Joint
-from aheadgrad.recording.lower import Lowering
+from aheadgrad.recording.lower_values import Lowering
 from aheadgrad.recording.recording import Recording, record_expected
 from aheadgrad.recording.session import Session
 from aheadgrad.torchlayer.assumptions import Sizes

@@ -39,6 +39,7 @@ from aheadgrad.torchlayer.autograd import (
     CreationMeta,
     base_of,
     creation_meta,
+    is_leaf_view,
     is_view,
     same_version_counter,
 )
@@ -143,7 +144,7 @@ class _Group:
             return FunctionView(t.requires_grad)
         if creation_meta(t) != CreationMeta.DEFAULT and base is not None:
             return None
-        if _is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
+        if is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
             return None
         return Fresh(t.requires_grad, is_view=True, geometry=self._look(t))
 
@@ -207,7 +208,7 @@ class _Group:
             without_grad=meta == CreationMeta.NO_GRAD_MODE and not _mixed(made),
             stale=_is_stale(t),
             creation=None if implied or meta == CreationMeta.DEFAULT else meta,
-            leaf=_is_leaf_view(t),
+            leaf=is_leaf_view(t),
         )
 
     def _view_recipe(self, root: Tensor, t: Tensor) -> Recipe:
@@ -277,7 +278,7 @@ def _mixed(made: Recipe) -> bool:
 
 
 def _root(t: Tensor) -> Tensor:
-    base = base_of(t) if is_view(t) else None
+    base = base_of(t)
     if base is None:
         return t
     functional.sync(base)
@@ -297,14 +298,8 @@ def _is_stale(t: Tensor) -> bool:
     return False
 
 
-def _is_leaf_view(t: Tensor) -> bool:
-    """A view that was made a leaf by `requires_grad_()` although its base requires no grad."""
-    base = base_of(t)
-    return t.requires_grad and base is not None and not base.requires_grad and t.is_leaf
-
-
 def _is_view_of_leaf_view(t: Tensor) -> bool:
-    base = base_of(t) if is_view(t) else None
+    base = base_of(t)
     return t.requires_grad and base is not None and not base.requires_grad and not t.is_leaf
 
 

@@ -14,23 +14,13 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import Geometry
 from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.records import Record
+from aheadgrad.recording.told_by_name import ALLOWED_ON_EXPANDED, CASTS_FREELY, NO_OVERLAP_AT_ALL, UNFOLDED
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.symbols import typical, typical_sizes, typical_strides
 from aheadgrad.torchlayer.unbacked import sizes_in
 
 _OPEN_ORDER = "an op reads memory that it writes to, in an order that eager leaves open"
-_NO_OVERLAP_AT_ALL = {
-    "index_put_",
-    "index_add_",
-    "index_copy_",
-    "scatter_",
-    "scatter_add_",
-    "masked_scatter_",
-    "put_",
-}
-_ALLOWED_ON_EXPANDED = {"zero_", "fill_", "index_fill_", "masked_fill_", "index_put_", "masked_scatter_"}
-_CASTS_FREELY = {"copy_", "fill_", "masked_fill_", "__setitem__", "zero_", "random_", "bernoulli_"}
 
 
 def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
@@ -44,7 +34,7 @@ def check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
 
 
 def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
-    if any(type(step).__name__ == "unfold_ViewMeta" for step in functional.view_steps(written)):
+    if any(type(step).__name__ == UNFOLDED for step in functional.view_steps(written)):
         raise FallbackError("a view made with unfold is written to")  # its base would be put together anew
     if 0 in typical_sizes(written):
         return  # whatever its strides: no element is written
@@ -53,7 +43,7 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
             raise FallbackError(f"{name} writes to an expanded tensor")  # autograd takes it for a write
         return  # onto itself: the kernel returns at once
     if not is_dense(written) and geometry_of(written).repeats:
-        if name in _ALLOWED_ON_EXPANDED:
+        if name in ALLOWED_ON_EXPANDED:
             raise FallbackError(f"{name} writes to an expanded tensor")
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single "
@@ -75,7 +65,7 @@ def _check_memory(name: str, written: Tensor, others: list[Tensor]) -> None:
             and _touch(written, other)
         ):
             raise FallbackError(_OPEN_ORDER)
-        if status == "partial" or (status == "full" and name in _NO_OVERLAP_AT_ALL):
+        if status == "partial" or (status == "full" and name in NO_OVERLAP_AT_ALL):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor "
                 "refer to a single memory location. Please clone() the tensor before performing the "
@@ -123,7 +113,7 @@ def last_write(records: list[Record]) -> Record | None:
 
 def check_casts(name: str, records: list[Record]) -> None:
     """`x.add_(z)` with a complex z and a real x: eager refuses to drop the imaginary part."""
-    last = None if name in _CASTS_FREELY else last_write(records)
+    last = None if name in CASTS_FREELY else last_write(records)
     if last is None:
         return
     if last.target is torch.ops.aten._to_copy.default and isinstance(last.out, Tensor):

@@ -68,16 +68,16 @@ def _recorded(session: Session, source: Tensor, target: Tensor) -> Recipe:
             raise FallbackError("an output shares memory with a tensor subclass in a way that is not a view")
         if made.source_geometry != geometry_of(made.source):
             raise FallbackError("an output is a view of a tensor subclass that changed its shape since")
-        for call in reversed(line.reshapes):
-            steps.append(_reshape_step(call))
-        steps.append(Step(made.target, made.args, tuple(made.kwargs.items()), made.part))
+        steps += map(_reshape_step, reversed(line.reshapes))
+        steps.append(made.step)
         target = made.source
     return Recipe(tuple(reversed(steps)))
 
 
-def _reshape_step(call: InPlace) -> Step:
+def _reshape_step(done: InPlace) -> Step:
     """A change of shape in place, made again in place: autograd tells it from a view."""
-    hidden = call.of.requires_grad and not call.with_grad
+    call = done.call
+    hidden = done.of.requires_grad and not call.with_grad
     return Step(call.function, call.args, tuple(call.kwargs.items()), None, hidden, in_place=True)
 
 

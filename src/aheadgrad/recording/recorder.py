@@ -69,7 +69,7 @@ class Recorder(TorchDispatchMode):
         ambient: Ambient,
         values: Values,
         ledger: Ledger,
-        asserted: Callable[[], None] = lambda: None,
+        asserted: Callable[[], None],
     ) -> None:
         super().__init__()
         self.ambient = ambient
@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):
     def _undecided(self, func: Any, node: AutogradNode) -> DataDependentError:
         """For a derivative that asks for values; it is torch's formula that asks, no line of the user's."""
         origin = self.origins.get(node.number)
-        where = f"{origin.file}:{origin.line}, in {origin.function}" if origin else "a line that is not known"
+        where = origin.place if origin else "a line that is not known"
         return DataDependentError(
             f"A derivative needs the value of a tensor to decide what to do: {node.name} calls {func}."
             f"\n  at {where}\n"
@@ -308,10 +308,8 @@ class Recorder(TorchDispatchMode):
             return functional.wrap(value) if isinstance(value, Tensor) else value
 
         def down(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not functional.is_wrapped(value):
-                return value
-            functional.sync(value)
-            return functional.unwrap(value)
+            traced = isinstance(value, Tensor) and functional.is_wrapped(value)
+            return functional.latest(value) if traced else value
 
         wrapped_args, wrapped_kwargs = pytree.tree_map(up, (args, kwargs))
         with self, functional.again():

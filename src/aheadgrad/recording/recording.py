@@ -1,7 +1,7 @@
 """A recording: one run of the function, what was found about it, and its backwards, all still live.
 
-`pipeline` takes the steps: `open_session`, `run_once`, `describe`, `Recording.differentiate`; `levels.lower`
-ends it. What stays alive behind an entry is reached through a `LiveDoor`.
+`pipeline` takes the steps: `open_session`, `run_once`, `describe`, `Recording.differentiate`;
+`lower_levels.lower` ends it. What stays alive behind an entry is reached through a `LiveDoor`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from aheadgrad.recording.exits import Exit, copies, grown_views, inner_leaves, k
 from aheadgrad.recording.forward import Call, Forward, Scalar, explained, run
 from aheadgrad.recording.input_facts import input_facts, member_facts
 from aheadgrad.recording.joint import Gradients, Joint
-from aheadgrad.recording.lower import Lowering
+from aheadgrad.recording.lower_values import Lowering
 from aheadgrad.recording.output_facts import Aliases, find_aliases
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.sharing import check_bases, check_reshapes, merge_all, merge_shared
+from aheadgrad.recording.shared_groups import check_bases, check_reshapes, merge_all, merge_shared
 from aheadgrad.recording.views_of_views import taken_through
 from aheadgrad.report.origins import raised_below_users_code
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state, from_options
@@ -243,8 +243,7 @@ def open_session(plan: Plan, options: Options) -> Session:
     reals = [t for _, t in call.inputs]
     mode = call.symbols.mode or mode_of(reals)
     if mode is None:
-        mode = new_mode(dynamic=bool(options.dynamic))
-        return Session(mode, options.decompositions, symbolic=bool(options.dynamic), veiled=veiled)
+        return Session(new_mode(dynamic=False), options.decompositions, veiled=veiled)
     session = Session(mode, options.decompositions, veiled=veiled)
     session.recorder.ops.exact = session.plain_numbers = call.symbols.optional
     session.fakes = call.symbols.fakes
@@ -261,9 +260,7 @@ def open_session(plan: Plan, options: Options) -> Session:
 def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     """What gradients are taken of: inputs that require grad, and leaves made inside."""
     targets = [
-        Target("input", i, e.leaf)
-        for i, e in enumerate(forward.session.entrances)
-        if e.leaf.requires_grad and _differentiable(e.leaf)
+        Target("input", i, e.leaf) for i, e in enumerate(forward.session.entrances) if e.leaf.requires_grad
     ]
     tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
@@ -273,7 +270,7 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
             targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
-            if inner.requires_grad and _differentiable(inner):
+            if inner.requires_grad:
                 targets.append(Target("inside", i, inner, name))
     for kind, index, tensor in inner_leaves(facts, aliases, forward.outputs):
         targets.append(Target(kind, index, tensor))
@@ -283,10 +280,6 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
 def _is_plain_view(t: Tensor) -> bool:
     """Has it a history, and may that be made anew? Not of parts of `split`, nor under no_grad."""
     return is_view(t) and creation_meta(t) == CreationMeta.DEFAULT and t.grad_fn is not None
-
-
-def _differentiable(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
 
 
 def record_expected(captured: Any, number: int, component: Component) -> Gradients | None:

@@ -27,6 +27,7 @@ from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.kernels import NotAsked, for_real, hints
+from aheadgrad.torchlayer.memory import reach
 
 _MOST_ADDRESSES = 1 << 16
 
@@ -42,8 +43,7 @@ def check_bounds(
     if len(size) != len(stride) or any(n == 0 for n in size):
         return
     offset = t.storage_offset() if storage_offset is None else storage_offset
-    last = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    needed = (offset + last + 1) * t.element_size()
+    needed = reach(size, stride, offset) * t.element_size()
     there = t.untyped_storage().nbytes()
     entrance = _entrance_in(session, t)
     if entrance is not None:
@@ -61,7 +61,7 @@ def check_bounds(
 def _lies_inside(size: Sequence[Any], stride: Sequence[Any], offset: Any, width: int, whole: Tensor) -> bool:
     if is_dense(whole):
         first = whole.storage_offset() * whole.element_size()
-        end = (offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1) * width
+        end = reach(size, stride, offset) * width
         return bool(first <= offset * width and end <= first + whole.numel() * whole.element_size())
     return width == whole.element_size() and _is_part(size, stride, offset, whole)
 

@@ -87,7 +87,7 @@ def _check_in_place(t: Tensor) -> None:
     """The checks that eager makes before it changes a tensor in place."""
     if not t.requires_grad or not torch.is_grad_enabled():
         return
-    base = base_of(t) if is_view(t) else None
+    base = base_of(t)
     if base is None:
         if t.is_leaf:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")

@@ -10,14 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import ClosedOver, Slot, UserInput
-from aheadgrad.recording.borders import enter_subclass
 from aheadgrad.recording.entrances import Entrance, Member, make_entrance
 from aheadgrad.recording.environment import Ambient, tracing
 from aheadgrad.recording.known_values import Values
@@ -28,14 +27,14 @@ from aheadgrad.recording.limits import Limits
 from aheadgrad.recording.open_sizes import OpenSizes
 from aheadgrad.recording.recorder import Recorder
 from aheadgrad.recording.records import Trace
+from aheadgrad.recording.subclass_borders import enter_subclass
 from aheadgrad.recording.veils import NeedsVeils, VeiledRecorder
 from aheadgrad.report.origins import is_users
 from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.control_flow import bodies_not_compiled
 from aheadgrad.torchlayer.dispatch import no_function_modes, python_dispatcher
-from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like, symbolic_like
-from aheadgrad.torchlayer.lock import RECORDING
+from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, fake_like
 from aheadgrad.torchlayer.memory import is_borrowed, is_nowhere
 from aheadgrad.torchlayer.own_kernels import own_kernels
 from aheadgrad.torchlayer.plain_numbers import shown_to
@@ -48,6 +47,8 @@ from aheadgrad.torchlayer.unbacked import (
     follows_values,
 )
 
+T = TypeVar("T")
+
 
 class Session:
     def __init__(
@@ -55,19 +56,15 @@ class Session:
         mode: FakeTensorMode,
         decompositions: Mapping[Any, Callable[..., Any]],
         *,
-        symbolic: bool = False,
         veiled: bool = False,
     ) -> None:
         self.mode = mode
-        self.lock = RECORDING  # one recording at a time
         self.veiled = veiled  # are there tensor subclasses?
-        self.symbolic = symbolic
-        self.sized = symbolic  # are there symbolic sizes?
+        self.sized = False  # are there symbolic sizes?
         self.plain_numbers = False  # must symbolic sizes look like numbers to the user's code?
         self.followed = False  # did sizes become symbols because values decide on them?
         self.refused: Exception | None = None  # a value, or a size that values decide, was asked for
         self.whole = False  # is the function a whole step: with backward(), .grad and numbers that it reads?
-        self.shows_numbers = True  # ... must they, if some turn up?
         self.fakes: dict[int, FakeTensor] = {}  # by id, for tensors whose sizes others made symbols of
         self.items: dict[int, Any] = {}  # by id, the numbers that zero-dimensional tensors stand for
         self._around: ExitStack | None = None  # what is on while the user's code (or a backward) runs
@@ -138,9 +135,18 @@ class Session:
         follow_values(self.mode)
         self.followed = True
         self.trace.sized = self.sized = True
-        self.plain_numbers = self.recorder.ops.exact = self.shows_numbers
+        self.plain_numbers = self.recorder.ops.exact = True
         self._enter_symbols()
         return True
+
+    def following(self, run: Callable[[], T]) -> T:
+        """What `run` gives; once more with symbols, where values decide on sizes."""
+        try:
+            return run()
+        except DynamicOutputShapeException:
+            if not self.follow_values():
+                raise
+        return run()
 
     def follow(self, error: BaseException) -> bool:
         """After an error: can a size or number that values decide be recorded with a symbol, from now on?"""
@@ -164,8 +170,7 @@ class Session:
 
     def settle(self, t: Tensor) -> None:
         """A traced tensor with the strides that it has in eager."""
-        if self.veiled:
-            self.recorder.settle(t)  # type: ignore[attr-defined]
+        self.settle_gradient(t)
         self.ledger.settle(t)
 
     def given_parts(self) -> dict[int, str]:
@@ -182,18 +187,12 @@ class Session:
         if self.veiled:
             self.recorder.settle(g)  # type: ignore[attr-defined]
 
-    def fake(self, t: Tensor, name: str = "") -> FakeTensor:
+    def fake(self, t: Tensor) -> FakeTensor:
         """A placeholder value for a real (or already fake) tensor."""
-        t = self.fakes.get(id(t), t)
-        if isinstance(t, FakeTensor) and t.fake_mode is self.mode:
-            with functional.outside():
-                return fake_like(self.mode, t)
         with functional.outside():
-            if self.symbolic and name:
-                return symbolic_like(self.mode, t, name)
-            return fake_like(self.mode, t)
+            return fake_like(self.mode, self.fakes.get(id(t), t))
 
-    def enter(self, slot: Slot, real: Tensor, *, symbolic_name: str = "") -> Entrance:
+    def enter(self, slot: Slot, real: Tensor) -> Entrance:
         """The entrance for an input; the same tensor enters once."""
         known = self._entered(real)
         if known is not None:
@@ -201,9 +200,9 @@ class Session:
         if not is_plain(real):
             self._must_be_open_to(slot, real)
         if is_foreign(real):
-            return self._known_as(real, enter_subclass(self, slot, real, symbolic_name))
+            return self._known_as(real, enter_subclass(self, slot, real))
         with no_function_modes():
-            value = self.fake(real, symbolic_name)
+            value = self.fake(real)
             if id(real) in self.items:
                 value.item_memo = self.items[id(real)]
             with_history = real.requires_grad and not real.is_leaf
@@ -275,8 +274,7 @@ class Session:
         seen = self.lift(real)
         if self.veiled and not self.recorder.inside:  # type: ignore[attr-defined]
             return seen
-        functional.sync(seen)
-        out: Tensor = functional.unwrap(seen)
+        out: Tensor = functional.latest(seen)
         return out
 
     def _asserted(self) -> None:
@@ -336,7 +334,7 @@ class Session:
 
     def note_hidden(self, written: Tensor, others: list[Tensor]) -> None:
         """What an in-place op on a view saves for its sizes alone: its node sits inside another."""
-        base = base_of(written) if is_view(written) and written.requires_grad else None
+        base = base_of(written) if written.requires_grad else None
         if base is not None and base.grad_fn is not None:
             self.hidden.setdefault(base.grad_fn, {}).update(
                 dict.fromkeys(map(functional.storage_key, others))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from aheadgrad.recording.overlaps import check_list
+from aheadgrad.recording.told_by_name import writes_a_list
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
 from aheadgrad.torchlayer.functional import is_wrapped
@@ -156,8 +157,7 @@ def set_item(t: Tensor, index: Any, value: Any) -> None:
 def counted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a function. The version counters of what `_foreach_mul_` and the like write are moved by kernels,
     which do not run here; and before what is saved of the results."""
-    name = getattr(func, "__name__", "").partition(".")[0]
-    if args and name.startswith("_foreach_") and name.endswith("_"):
+    if args and writes_a_list(func):
         check_list(args, kwargs)
         for t in args[0]:
             if is_wrapped(t) and not is_foreign(t):

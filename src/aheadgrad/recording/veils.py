@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import AheadgradError, FallbackError
+from aheadgrad.facts.facts import Step
 from aheadgrad.recording.geometry import geometry_of, restore
 from aheadgrad.recording.ledger import ViewCall
 from aheadgrad.recording.overlaps import check_memory
 from aheadgrad.recording.recorder import Recorder
+from aheadgrad.recording.told_by_name import STORAGE_OPS
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import (
@@ -36,7 +38,6 @@ from aheadgrad.torchlayer.subclasses import Veil, is_foreign, parts_of, reshape_
 
 aten = torch.ops.aten
 _LIFT_FRESH = aten.lift_fresh.default
-_STORAGE_OPS = {"set_", "resize_", "resize_as_", "resize_storage_bytes_"}
 
 
 class NeedsVeils(AheadgradError):
@@ -99,8 +100,8 @@ class VeiledRecorder(Recorder):
             for k, part in enumerate(out if several else (out,)):
                 if isinstance(part, Tensor) and is_foreign(part):
                     at = k if several else None
-                    look = geometry_of(args[0])
-                    self.ledger.of(part).view = ViewCall(args[0], func, args[1:], kwargs, at, look)
+                    step = Step(func, args[1:], tuple(kwargs.items()), at)
+                    self.ledger.of(part).view = ViewCall(args[0], step, geometry_of(args[0]))
         return out
 
     def _functional(
@@ -108,7 +109,7 @@ class VeiledRecorder(Recorder):
     ) -> Any:
         if getattr(func, "overloadpacket", None) is not None:
             name = func.overloadpacket.__name__
-            if name in _STORAGE_OPS:
+            if name in STORAGE_OPS:
                 raise FallbackError(f"{name} changes a storage in a function with tensor subclasses")
         veils: dict[int, Veil] = {}
         if self.asking and not is_view_op(func) and any(t.is_conj() or t.is_neg() for t in tensors):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.recording.histories import holds_something, in_order
+from aheadgrad.recording.told_by_name import ENTERED
 
 Edge = tuple[Any, int]
 
@@ -48,7 +49,7 @@ def walk(start: Edge, ends: Collection[Edge] = (), closed: Collection[Any] = ())
         if variable is not None:
             found.leaves.append(variable)
             continue
-        (found.entered if type(node).__name__ == "EnterBackward" else found.nodes).add(node)
+        (found.entered if type(node).__name__ == ENTERED else found.nodes).add(node)
         stack.extend(node.next_functions)
     return found
 

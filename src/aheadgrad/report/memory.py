@@ -32,6 +32,11 @@ class SavedTensor:
     line: str
     reason: str
 
+    def __str__(self) -> str:
+        told = ", ".join(filter(None, (self.type, f"{self.bytes} bytes", self.reason)))
+        where = "an input" if self.is_input else self.line
+        return f"{self.name}: {told}" + (f"  # {where}" if where else "")
+
 
 @dataclass(frozen=True)
 class ComputedAgain:
@@ -62,12 +67,7 @@ class MemoryReport:
     curve: tuple[AtBudget, ...] = ()
 
     def __str__(self) -> str:
-        lines = ["saved for backward:"]
-        for s in self.saved:
-            where = "an input" if s.is_input else s.line
-            lines.append(
-                f"  {s.name}: {s.type}, {s.bytes} bytes, {s.reason}" + (f"  # {where}" if where else "")
-            )
+        lines = ["saved for backward:", *(f"  {s}" for s in self.saved)]
         lines += [f"  {name}: a size" for name in self.sizes]
         lines.append(f"  together {self.bytes_saved} bytes; at the peak about {self.peak}")
         if self.again:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dis
 import os
+import re
 import sys
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 
 import torch
+from torch import fx
 
 from aheadgrad.program.values import Origin
 
@@ -16,6 +19,7 @@ _OWN = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
 )
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
+_LINE = re.compile(r'File "(.*)", line (\d+), in (.*)')
 _TESTING = os.path.join(_OWN[0], "testing") + os.sep
 
 
@@ -34,6 +38,16 @@ def current_origin() -> Origin | None:
         if is_users(code.co_filename):
             return Origin(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
+    return None
+
+
+def first_origin(nodes: Iterable[fx.Node]) -> Origin | None:
+    """Where a graph of Dynamo's begins: the innermost line behind the first of these nodes that has one."""
+    for node in nodes:
+        lines = _LINE.findall(node.meta.get("stack_trace") or "")
+        if lines:
+            file, line, function = lines[-1]
+            return Origin(file, int(line), function)
     return None
 
 

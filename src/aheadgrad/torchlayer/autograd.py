@@ -36,8 +36,17 @@ def kind_of_view(t: Tensor) -> Any:
 
 
 def base_of(t: Tensor) -> Tensor | None:
+    """What a tensor is a view of; None if it is none."""
     base: Tensor | None = t._base
     return base
+
+
+def is_leaf_view(t: Tensor) -> bool:
+    """A view that was made a leaf by `requires_grad_()` although its base requires no grad."""
+    base = base_of(t)
+    if base is None or base.requires_grad:
+        return False  # (a view of what has changed since may refuse to tell whether it is a leaf)
+    return t.requires_grad and t.is_leaf
 
 
 def version(t: Tensor) -> int:

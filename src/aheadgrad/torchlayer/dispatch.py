@@ -42,7 +42,6 @@ __all__ = [
     "is_view_op",
     "no_function_modes",
     "only_overload",
-    "op_named",
     "python_dispatcher",
     "schema_of",
     "transform_level",
@@ -191,16 +190,6 @@ def only_overload(op: Any) -> Any:
         return op
     names = op.overloads()
     return getattr(op, names[0]) if len(names) == 1 else op
-
-
-def op_named(name: str) -> Any:
-    """An op by its full name, `aten.mul.Tensor`, or that of an operator that takes functions, `cond`."""
-    if "." not in name:
-        return getattr(torch.ops.higher_order, name)
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def schema_of(op: OpOverload) -> Any:

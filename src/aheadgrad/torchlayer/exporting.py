@@ -13,12 +13,12 @@ from aheadgrad.torchlayer.lock import must_be_held
 
 
 @contextmanager
-def told_of_export(*, told: bool) -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()` and `is_exporting()` say so, or do not."""
+def told_of_export() -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()` and `is_exporting()` say so."""
     must_be_held()
     flags: Any = torch.compiler
     before = flags._is_compiling_flag, flags._is_exporting_flag
-    flags._is_compiling_flag = flags._is_exporting_flag = told
+    flags._is_compiling_flag = flags._is_exporting_flag = True
     try:
         yield
     finally:

@@ -28,6 +28,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aheadgrad.torchlayer.lock import here
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.symbols import Number, hints_of
 
 __all__ = [
@@ -122,7 +123,7 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     if isinstance(offset, int) and offset == 0:
         meta = torch.empty_strided(size, stride, dtype=t.dtype, device="meta")
     else:
-        length = _reach(size, stride, offset)
+        length = reach(size, stride, offset)
         if not isinstance(t, FakeTensor) and t.device.type != "meta" and isinstance(length, int):
             length = max(length, t.untyped_storage().nbytes() // t.element_size())
         meta = torch.empty(length, dtype=t.dtype, device="meta").as_strided(size, stride, offset)
@@ -132,13 +133,6 @@ def _fake_of(mode: FakeTensorMode, t: Tensor, size: Any, stride: Any, offset: An
     if t.is_neg():
         meta = torch._neg_view(meta).detach()
     return FakeTensor(mode, meta, device)
-
-
-def _reach(size: Any, stride: Any, offset: Any) -> Any:
-    """How many elements a storage has to hold."""
-    if any(type(n) is int and n == 0 for n in size):  # symbols are never 0
-        return 0
-    return 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
 
 
 def symbolic_like(
@@ -222,32 +216,21 @@ class Fakes:
             self._made[value] = make(value.expr, **hint)
         return self._made[value]
 
-    def tensor(
-        self,
-        dtype: torch.dtype,
-        size: Any,
-        stride: Any,
-        offset: Any,
-        device: torch.device,
-        *,
-        layout: torch.layout,
-        conj: bool,
-        neg: bool,
-        base: FakeTensor | None,
-    ) -> FakeTensor:
-        """A fake tensor of this kind, in memory of its own or in that of another one."""
-        size, stride = [self.number(n) for n in size], [self.number(n) for n in stride]
-        offset = self.number(offset)
-        if layout is not torch.strided:
-            return FakeTensor(self.mode, torch.empty(size, dtype=dtype, layout=layout, device="meta"), device)
+    def tensor(self, look: Any, base: FakeTensor | None = None) -> FakeTensor:
+        """A fake tensor that looks like this (`TensorType`), in memory of its own or in that of another."""
+        size, stride = [self.number(n) for n in look.size], [self.number(n) for n in look.stride]
+        dtype, device, offset = look.dtype, look.device, self.number(look.offset)
+        if look.layout is not torch.strided:
+            room = torch.empty(size, dtype=dtype, layout=look.layout, device="meta")
+            return FakeTensor(self.mode, room, device)
         if base is not None and base.layout is torch.strided:
             meta = torch.empty(0, dtype=dtype, device="meta")
             meta.set_(base.untyped_storage(), offset, size, stride)
         elif isinstance(offset, int) and offset == 0:
             meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         else:
-            meta = torch.empty(_reach(size, stride, offset), dtype=dtype, device="meta")
+            meta = torch.empty(reach(size, stride, offset), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset).detach()
-        meta = meta.conj().detach() if conj else meta
-        meta = torch._neg_view(meta).detach() if neg else meta
+        meta = meta.conj().detach() if look.conj else meta
+        meta = torch._neg_view(meta).detach() if look.neg else meta
         return FakeTensor(self.mode, meta, device)

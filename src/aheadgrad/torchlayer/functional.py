@@ -73,6 +73,12 @@ def sync(t: Tensor) -> None:
         torch._functionalize_sync(w)
 
 
+def latest(t: Tensor) -> Any:
+    """The value that a traced tensor holds by now, with all writes to its memory."""
+    sync(t)
+    return unwrap(t)
+
+
 def replace(t: Tensor, value: Tensor) -> None:
     torch._functionalize_replace(wrappers(t)[0], value)
 

@@ -23,6 +23,7 @@ from aheadgrad.torchlayer import functional, random
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.symbols import size_hint
 
 _MOST_ELEMENTS = 1 << 12  # of all arguments together
@@ -135,7 +136,7 @@ def _zeros(values: Any, number: Callable[[Any], int], most: int) -> Any:
         if not (fake or functional.is_wrapped(value)) or value.layout is not torch.strided:
             raise NotAsked
         size, stride = tuple(map(number, value.size())), tuple(map(number, value.stride()))
-        total, count = total + _length(size, stride), count + 1
+        total, count = total + reach(size, stride), count + 1
         if total > most or value.is_quantized:
             raise NotAsked
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
@@ -146,7 +147,3 @@ def _zeros(values: Any, number: Callable[[Any], int], most: int) -> Any:
     if not count:
         raise NotAsked
     return values
-
-
-def _length(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

@@ -1,6 +1,8 @@
-"""Memory of real tensors: whose it is, and whether there is any."""
+"""Memory of real tensors: whose it is, whether there is any, and how much of it they need."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,3 +29,10 @@ def is_borrowed(t: Tensor) -> bool:
         return False
     storage = t.untyped_storage()
     return bool(storage.nbytes()) and not storage.resizable()
+
+
+def reach(size: Any, stride: Any, offset: Any = 0) -> Any:
+    """How many elements a memory has to hold for a tensor like this."""
+    if any(type(n) is int and n == 0 for n in size):  # symbols are never 0
+        return 0
+    return 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))

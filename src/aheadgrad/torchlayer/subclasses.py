@@ -288,12 +288,12 @@ def build(form: Form, parts: Iterator[Any]) -> Tensor:
     return made
 
 
+@dataclass(eq=False)
 class Bundle:
     """What a traced subclass holds at some moment: its form and its parts' values."""
 
-    def __init__(self, form: Form, parts: Sequence[Any]) -> None:
-        self.form = form
-        self.parts = parts
+    form: Form
+    parts: Sequence[Any]
 
     def size(self) -> tuple[Any, ...]:
         return self.form.size

@@ -43,6 +43,10 @@ class Number:
         return str(self.expr)
 
 
+class UnknownSize(AssertionError):
+    """A program computes with a number that none of its inputs provides."""
+
+
 def is_symbolic(value: Any) -> bool:
     return isinstance(value, SymInt | SymFloat | SymBool | Number)
 
@@ -292,7 +296,7 @@ class SymbolNodes:
         if expr not in self.known:
             missing = [s for s in expr.free_symbols if s not in self.known]
             if missing:
-                raise AssertionError(f"no input of this program provides the size {missing[0]}")
+                raise UnknownSize(f"no input of this program provides the size {missing[0]}")
             tracer = _Arithmetic(self.graph, self.fresh)
             env = {s: Proxy(self.known[s], tracer) for s in expr.free_symbols}
             with _quiet():

@@ -29,6 +29,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from aheadgrad.errors import NeedsNumbers
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.kernels import for_real
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.symbols import expression, free_symbols, hints_of, is_symbolic
 
 __all__ = [
@@ -287,7 +288,7 @@ def sample(values: Any, fill: str, n: int = 3, known: Mapping[int, Tensor] | Non
             return known.get(id(value), value)
         size, stride = _numbers(value.size(), n), _numbers(value.stride(), n)
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
-        length = 0 if 0 in size else 1 + sum((k - 1) * s for k, s in zip(size, stride, strict=True))
+        length = reach(size, stride)
         if value.dtype in (torch.bool, torch.uint8):
             room = torch.ones(length, dtype=value.dtype, device=device)
         elif fill == "zeros":

@@ -27,9 +27,10 @@ from aheadgrad.facts.facts import (
     TheInput,
     ViewOf,
 )
-from aheadgrad.program.slots import Slot, UserOutput, ViewBase
+from aheadgrad.joint.level import slot_of_root
+from aheadgrad.program.slots import Slot, UserOutput
+from aheadgrad.program.values import map_leaves
 from aheadgrad.torchlayer.subclasses import parts_of
-from aheadgrad.torchlayer.symbols import Number
 
 Size = Callable[[Any], Any]
 
@@ -86,19 +87,7 @@ def _update_parts(target: Tensor, fact: InputFacts, new: Tensor | None) -> None:
 
 def _numbers(g: Geometry | None, size: Size) -> Geometry:
     assert g is not None
-    return Geometry(
-        tuple(_number(n, size) for n in g.size),
-        tuple(_number(n, size) for n in g.stride),
-        _number(g.offset, size),
-    )
-
-
-def _number(value: Any, size: Size) -> Any:
-    if type(value) is Number:
-        return size(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_number(v, size) for v in value)
-    return value
+    return Geometry(*map_leaves((g.size, g.stride, g.offset), size))
 
 
 class Sharing:
@@ -107,7 +96,7 @@ class Sharing:
     def __init__(self, signature: CallSignature, places: Mapping[Place, Tensor], size: Size) -> None:
         self.signature, self.facts = signature, signature.facts
         self.places, self.size = places, size
-        self.values: dict[Slot, Any] = {}
+        self.values: dict[Slot | None, Any] = {}
         self.roots: dict[int, Tensor] = {}
 
     def outputs(self, leaving: list[Any]) -> list[Any]:
@@ -120,7 +109,7 @@ class Sharing:
 
     def _output(self, j: int, fact: Any, before: list[Any]) -> Any:
         if isinstance(fact, Constant):
-            return _number(fact.value, self.size)
+            return map_leaves(fact.value, self.size)
         if isinstance(fact, TheInput):
             return self.places[self.signature.place(fact.index)]
         if isinstance(fact, SameAs):
@@ -147,8 +136,7 @@ class Sharing:
             if isinstance(root, InputRoot):
                 made = self.places[self.signature.place(root.index)]
             elif isinstance(root, FreshRoot):
-                slot = UserOutput(root.output) if root.output is not None else ViewBase(root.base or 0)
-                made = self._leaf(self.values[slot], root.leaf)
+                made = self._leaf(self.values[slot_of_root(root)], root.leaf)
             else:
                 assert isinstance(root, AliasRoot)
                 made = self._leaf(self._grow(self._root(root.of), root.recipe), root.leaf)
@@ -181,13 +169,13 @@ class Sharing:
         if place is None or place.kind != "argument":
             return None
         argument = self.signature.arguments[place.of]
-        known = argument.type and tuple(_number(n, self.size) for n in argument.type.stride)
+        known = argument.type and map_leaves(argument.type.stride, self.size)
         return argument if known is not None and self.places[place].stride() != known else None
 
     def _grow(self, t: Tensor, recipe: Recipe) -> Tensor:
         for step in recipe.steps:
-            kwargs = {k: _number(v, self.size) for k, v in step.kwargs}
-            made = step.target(t, *_number(step.args, self.size), **kwargs)
+            kwargs = {k: map_leaves(v, self.size) for k, v in step.kwargs}
+            made = step.target(t, *map_leaves(step.args, self.size), **kwargs)
             t = made if step.part is None else made[step.part]
         if recipe.geometry is not None:
             g = _numbers(recipe.geometry, self.size)

@@ -45,7 +45,11 @@ class Described:
 
 
 def described_module(program: Program) -> fx.GraphModule:
-    module = module_of(program)
+    return described(module_of(program), program)
+
+
+def described(module: fx.GraphModule, program: Program) -> fx.GraphModule:
+    """The graph of a program, with what its placeholders and outputs are."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for i, (node, port) in enumerate(zip(placeholders, program.inputs, strict=True)):
         node.meta[META] = Described(i, port.slot)

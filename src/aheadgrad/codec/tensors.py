@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.errors import ArtifactError
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.named import DTYPES
 
 _KNOWN = frozenset(
@@ -62,17 +63,10 @@ def _about(t: Tensor) -> tuple[str, bool, str]:
     return str(t.device), t.requires_grad, _name(t.dtype)
 
 
-def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
-    """How many elements there must be in memory."""
-    if 0 in size:
-        return 0
-    return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-
-
 def _bytes_of(tensors: list[Tensor]) -> tuple[Tensor, int]:
     """The part of a memory that these tensors lie in, and where it starts."""
     starts = [t.storage_offset() * t.dtype.itemsize for t in tensors]
-    ends = [_reach(t.size(), t.stride(), int(t.storage_offset())) * t.dtype.itemsize for t in tensors]
+    ends = [reach(t.size(), t.stride(), int(t.storage_offset())) * t.dtype.itemsize for t in tensors]
     start = min(starts) // _ALIGNED * _ALIGNED
     storage, length = tensors[0].untyped_storage(), max(0, max(ends) - start)
     held = torch.empty(0, dtype=torch.uint8, device=tensors[0].device)
@@ -142,7 +136,7 @@ def _part(held: Tensor, dtype: torch.dtype, size: Any, stride: Any, offset: Any)
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers) or len(size) != len(stride):
         raise ArtifactError("A part of a memory has no sizes and strides.")
     itemsize = dtype.itemsize
-    if _reach(size, stride, offset) * itemsize > held.numel() or offset * itemsize > held.numel():
+    if reach(size, stride, offset) * itemsize > held.numel() or offset * itemsize > held.numel():
         raise ArtifactError("A part of a memory reaches beyond it.")
     made = torch.empty(0, dtype=dtype, device=held.device)
     return made.set_(held.untyped_storage(), offset, size, stride)

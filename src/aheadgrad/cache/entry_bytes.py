@@ -1,4 +1,4 @@
-"""Stage values as bytes (`codec`): the data as JSON, and behind it the memory of constant tensors."""
+"""Stage values as bytes (`codec`): two lines of JSON, and behind them the constant tensors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import ctypes
 import hashlib
 import json
 from dataclasses import replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from aheadgrad.codec.decoding import decode, parsed
 from aheadgrad.codec.encoding import Encoded, encode
+from aheadgrad.codec.tensors import restore, store
 from aheadgrad.errors import ArtifactError
 from aheadgrad.joint.level import Joint
 from aheadgrad.options import Options
 from aheadgrad.partition.saved import Split
 from aheadgrad.program.values import Origin
-from aheadgrad.torchlayer.named import DTYPES
 
 _MOST = 1 << 26  # bytes of constants
 
@@ -26,28 +24,14 @@ _MOST = 1 << 26  # bytes of constants
 def as_bytes(joint: Joint, split: Split) -> bytes:
     encoded = encode((joint, split))
     files = {op.origin.file for op in joint.tape.ops if op.origin is not None}
-    heads = json.dumps([[_head(t) for t in encoded.tensors], sorted(files)])
-    memory = b"".join(map(_memory, encoded.tensors))
-    return b"\n".join([encoded.text().encode(), heads.encode(), memory])
+    tensors, rows = store(encoded.tensors, {}) if encoded.tensors else (b"", [])
+    return b"\n".join([encoded.text().encode(), json.dumps([rows, sorted(files)]).encode(), tensors])
 
 
 def from_bytes(data: bytes) -> tuple[Joint, Split]:
-    text, _, rest = data.partition(b"\n")
-    heads, _, memory = rest.partition(b"\n")
-    tensors, start = [], 0
-    looks, files = json.loads(heads)
-    for dtype, size, stride, device in looks:
-        kind = DTYPES[dtype]
-        count = torch.Size(size).numel()
-        end = start + count * kind.itemsize
-        flat = (
-            torch.frombuffer(bytearray(memory[start:end]), dtype=kind)
-            if count
-            else torch.empty(0, dtype=kind)
-        )
-        made = torch.empty_strided(size, stride, dtype=kind)
-        tensors.append(made.copy_(flat.view(size)).to(device))
-        start = end
+    text, told, stored = data.split(b"\n", 2)
+    rows, files = json.loads(told)
+    tensors = restore(stored, rows) if rows else []
     joint, split = decode(Encoded(parsed(text), tuple(tensors)))
     _complete_origins(joint, split, files)
     return joint, split
@@ -80,12 +64,8 @@ def program_digest(joint: Joint) -> str:
     if sum(t.numel() * t.element_size() for t in encoded.tensors) > _MOST:
         raise ArtifactError("its constants are too large")
     for t in encoded.tensors:
-        told.update(json.dumps(_head(t)).encode() + _memory(t))
+        told.update(f"{t.dtype} {t.shape} {t.stride()} {t.device}".encode() + _memory(t))
     return told.hexdigest()
-
-
-def _head(t: Tensor) -> list[Any]:
-    return [str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride()), str(t.device)]
 
 
 def _memory(t: Tensor) -> bytes:

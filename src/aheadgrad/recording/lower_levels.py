@@ -15,7 +15,7 @@ from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
 from aheadgrad.recording.histories import holds_something, in_order, saved_storages, saved_with_history
 from aheadgrad.recording.joint import Gradients, dense_order
-from aheadgrad.recording.lower import Lowering, frozen_numbers_in
+from aheadgrad.recording.lower_values import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
 from aheadgrad.recording.walks import leaves_behind

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.program.doors import type_of
 from aheadgrad.program.values import TensorType
 from aheadgrad.recording.entrances import Enter
 from aheadgrad.torchlayer.autocast import autocast_as, autocast_state
@@ -50,21 +51,14 @@ class Sketch:
 
     @classmethod
     def of(cls, t: Tensor) -> Sketch:
-        shape = tuple(t.size()), tuple(t.stride()), t.storage_offset()
-        told = TensorType(t.dtype, *shape, t.device, t.layout, t.is_conj(), t.is_neg())
-        return cls(told, t.requires_grad, t.is_leaf, is_view(t), is_static(t))
-
-    def _fake(self, fakes: Fakes) -> Tensor:
-        t = self.type
-        shape = t.dtype, t.size, t.stride, t.offset, t.device
-        return fakes.tensor(*shape, layout=t.layout, conj=t.conj, neg=t.neg, base=None)
+        return cls(type_of(t), t.requires_grad, t.is_leaf, is_view(t), is_static(t))
 
     def drawn(self, fakes: Fakes) -> Tensor:
         """A fake tensor that looks like it."""
-        fake: Tensor = self._fake(fakes)
+        fake: Tensor = fakes.tensor(self.type)
         with torch.enable_grad():
             if self.requires_grad and not self.is_leaf:
-                fake = Enter.apply(self._fake(fakes).requires_grad_(), [fake])
+                fake = Enter.apply(fakes.tensor(self.type).requires_grad_(), [fake])
             elif self.requires_grad:
                 fake.requires_grad_()
             if self.is_view:

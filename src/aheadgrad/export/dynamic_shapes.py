@@ -85,7 +85,8 @@ def with_names(flat: Flat, asked: Any, sizes: tuple[Size, ...]) -> tuple[Size, .
     if not isinstance(asked, Mapping):
         return sizes
     free = {(flat.paths[s.argument], s.dimension) for s in sizes}
-    for path, dims in _wanted(flat, asked).items():
+    wanted = _wanted(flat, asked)
+    for path, dims in wanted.items():
         for d in sorted(dims):
             if (path, d) not in free:
                 leaf = flat.leaves[flat.paths.index(path)]
@@ -93,7 +94,6 @@ def with_names(flat: Flat, asked: Any, sizes: tuple[Size, ...]) -> tuple[Size, .
                     f"Dimension {d} of {path} was to be of any size, but the function works for size "
                     f"{leaf.shape[d]} only (it looks at the number, or combines it with one that is fixed)."
                 )
-    wanted = _wanted(flat, asked)
     return tuple(replace(s, name=wanted[flat.paths[s.argument]].get(s.dimension, "")) for s in sizes)
 
 

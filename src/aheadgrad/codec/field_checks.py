@@ -77,10 +77,8 @@ def _form(form: Form) -> None:
         raise ArtifactError(f"A {form.kind} is not put together from {', '.join(form.names)}.")
 
 
-def bundle(bundle: Bundle) -> None:
-    if type(bundle.form) is not Form or type(bundle.parts) is not tuple:
-        raise ArtifactError("A tensor subclass is put together from its form and parts.")
-    if len(bundle.parts) != len(bundle.form.plain):
+def _bundle(bundle: Bundle) -> None:
+    if type(bundle.parts) is not tuple or len(bundle.parts) != len(bundle.form.plain):
         raise ArtifactError(f"A {bundle.form.kind} has {len(bundle.form.plain)} parts.")
 
 
@@ -108,6 +106,7 @@ CHECKS: dict[type, Callable[[Any], None]] = {
     SavedSet: _saved,
     Target: _target,
     Form: _form,
+    Bundle: _bundle,
     Drawn: _random,
     Replayed: _random,
     FreshCopy: _copy,

@@ -7,7 +7,7 @@ dtype if need be.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from aheadgrad.recording.entrances import Enter, Member
 from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.overlaps import is_dense
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, set_creation_meta, version
+from aheadgrad.torchlayer.strides import order_of
 
 if TYPE_CHECKING:
     from aheadgrad.recording.forward import SharedGroup
@@ -81,7 +82,7 @@ def _member(slot: Slot, real: Tensor, owner: Tensor, seen: Tensor, *, is_root: b
     return Member(slot, real, owner, seen, seen.grad_fn, real.requires_grad, is_root, geometry_of(real))
 
 
-def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool = True) -> Tensor:
+def view_like(source: Tensor, real_source: Tensor, t: Tensor, *, first: bool) -> Tensor:
     """A view of a traced tensor that lies in it as `t` lies in the real one.
 
     `first`: the traced tensor is no view of another one, so that `as_strided` can be undone.
@@ -108,14 +109,10 @@ def _by_views(source: Tensor, real: Tensor, t: Tensor) -> Tensor | None:
         return None
     if t.is_conj() or t.is_neg() or real.is_conj() or real.is_neg():
         return None
-    flat = source.permute(_order(real.stride())).reshape(-1)
+    flat = source.permute(order_of(real.stride())).reshape(-1)
     if real.dtype != t.dtype:
         flat = flat.view(t.dtype)
     return _strided(flat, tuple(t.size()), tuple(t.stride()), start // other)
-
-
-def _order(stride: Any) -> list[int]:
-    return sorted(range(len(stride)), key=lambda d: -stride[d])
 
 
 def is_flat(t: Tensor) -> bool:
@@ -126,7 +123,7 @@ def is_flat(t: Tensor) -> bool:
 def _strided(flat: Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor | None:
     """`flat.as_strided(size, stride, offset)` by narrowing and splitting: dimensions from the outermost
     in memory inwards, each as many rows of one stride."""
-    dims = [d for d in _order(stride) if size[d] != 1]
+    dims = [d for d in order_of(stride) if size[d] != 1]
     current, length = flat, flat.size(0)
     for k, d in enumerate(dims):
         rest = 1 + sum((size[e] - 1) * stride[e] for e in dims[k + 1 :])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from aheadgrad.cache.code import whose
-from aheadgrad.cache.tell import Teller, Unprovable
+from aheadgrad.cache.value_texts import Teller, Unprovable
 from aheadgrad.torchlayer.written_backward import NOTE
 
 _META = ("stack_trace", "recompute", "ac_graph_id", "custom", "autograd_backward", NOTE)  # what matters

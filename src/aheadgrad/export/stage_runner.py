@@ -22,12 +22,11 @@ from aheadgrad.backends.eager import laid_out
 from aheadgrad.errors import InvalidOption
 from aheadgrad.export.interpreter import Call, Interpreter
 from aheadgrad.export.matching import match, storage_of
-from aheadgrad.export.sharing import Sharing, Size, update
-from aheadgrad.export.signature import Backward, CallSignature, Place
+from aheadgrad.export.shared_memory import Sharing, Size, update
+from aheadgrad.export.signature import Backward, Place, Stage
 from aheadgrad.export.trees import build as build_tree
-from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, SavedSize
-from aheadgrad.recording.shared import whole_storage
+from aheadgrad.recording.shared_entrances import whole_storage
 from aheadgrad.torchlayer.autocast import autocast_as
 from aheadgrad.torchlayer.autograd import base_of
 from aheadgrad.torchlayer.functorch_levels import kinds, takes_part
@@ -47,22 +46,16 @@ class Step:
 class Runner:
     """Runs one stage; `calls` run its programs, `state` has the tensors that the export holds."""
 
-    def __init__(
-        self,
-        programs: Sequence[Program],
-        signature: CallSignature,
-        state: dict[str, Tensor],
-        calls: Sequence[Call] | None = None,
-    ) -> None:
-        self.programs, self.signature, self.state = programs, signature, state
-        self.calls = [Interpreter(p) for p in programs] if calls is None else list(calls)
-        self.numbers = Interpreter(programs[0]).number
+    def __init__(self, stage: Stage, state: dict[str, Tensor], calls: Sequence[Call] | None = None) -> None:
+        self.programs, self.signature, self.state = stage.programs, stage.signature, state
+        self.calls = [Interpreter(p) for p in self.programs] if calls is None else list(calls)
+        self.numbers = Interpreter(self.programs[0]).number
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tangents: Sequence[Any] | None = None
     ) -> Step:
         signature = self.signature
-        leaves = match(signature, args, kwargs, self.state, self.numbers)
+        leaves = match(signature, args, kwargs, self.numbers)
         _check_transforms(leaves)
         places = Reached(leaves, self.state)
         self._count(tangents)

@@ -19,16 +19,18 @@ from aheadgrad.recording.forward import Call, Forward, SharedGroup
 from aheadgrad.recording.geometry import geometry_of
 from aheadgrad.recording.input_facts import input_facts
 from aheadgrad.recording.session import Session
-from aheadgrad.recording.shared import is_flat, whole_storage
+from aheadgrad.recording.shared_entrances import is_flat, whole_storage
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import (
     CreationMeta,
     base_of,
     creation_meta,
+    is_leaf_view,
     is_view,
     same_version_counter,
 )
 from aheadgrad.torchlayer.fake import FakeTensor
+from aheadgrad.torchlayer.memory import reach
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 
 
@@ -49,10 +51,7 @@ def extent(t: Tensor) -> tuple[int, int]:
     """First and last byte that a tensor may touch in its storage."""
     size = t.element_size()
     first = int(t.storage_offset()) * size
-    if t.numel() == 0:
-        return first, first - 1
-    last = sum((int(n) - 1) * int(s) for n, s in zip(t.size(), t.stride(), strict=True))
-    return first, first + (last + 1) * size - 1
+    return first, first + int(reach(t.size(), t.stride())) * size - 1
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
@@ -180,11 +179,6 @@ def _changes(fact: InputFacts) -> bool:
     return fact.data_changed or fact.storage_changed or fact.geometry is not None
 
 
-def _is_leaf_view(t: Tensor) -> bool:
-    base = base_of(t) if is_view(t) else None
-    return base is not None and t.requires_grad and t.is_leaf and not base.requires_grad
-
-
 def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool:
     """Is every element of the others an element of this one?"""
     if len(roots) == 1:
@@ -206,11 +200,11 @@ def _holds_all(root: Tensor, roots: list[Tensor], members: list[Tensor]) -> bool
 def _group(members: list[Tensor], slots: list[object]) -> SharedGroup:
     roots: list[Tensor] = []
     for member in members:
-        base = base_of(member) if is_view(member) else None
+        base = base_of(member)
         root = member if base is None else base
         if all(r is not root for r in roots):
             roots.append(root)
-    if any(_is_leaf_view(m) for m in members):
+    if any(is_leaf_view(m) for m in members):
         raise FallbackError("an input that is a view, and a leaf all the same, shares memory that is changed")
     able = [r for r in roots if _holds_all(r, roots, members)]
     if not able:

@@ -1,4 +1,4 @@
-"""One call's visit to the cache: before it is recorded, after that, and when an entry is made.
+"""One call looked up in the cache: before it is recorded, after that, and when an entry is made.
 
 Two kinds of files are kept. An *entry* has the joint program and how it was split; its name is a digest of
 the program, the options, versions and devices. A *call* says which entry serves a call of some function: its
@@ -25,11 +25,11 @@ from typing import Any
 from torch import Tensor
 
 from aheadgrad.cache.code import digest, whose
-from aheadgrad.cache.files import as_bytes, from_bytes, program_digest
+from aheadgrad.cache.entry_bytes import as_bytes, from_bytes, program_digest
 from aheadgrad.cache.proof import Proof, differs, patches, prove
 from aheadgrad.cache.remembered import LaterDoor, Memo, Remembered, adopt
 from aheadgrad.cache.store import Store, limit_of_size, place_of, warn
-from aheadgrad.cache.tell import Teller, Unprovable
+from aheadgrad.cache.value_texts import Teller, Unprovable
 from aheadgrad.cache.witness import Witness
 from aheadgrad.errors import ArtifactError
 from aheadgrad.joint.level import Joint
@@ -72,7 +72,7 @@ class Found:
     door: LaterDoor
 
 
-class Visit:
+class Lookup:
     def __init__(self, subject: Subject, options: Options) -> None:
         self.subject, self.options = subject, options
         self.reason = ""
@@ -256,14 +256,10 @@ class Visit:
         except Unprovable as error:  # others need not watch it again
             self.reason += f"; {_EACH}{error}"
             files = {code.co_filename for code in self._witness.ran}
-            told = {"unproven": str(error), "files": {file: _stamp(file) for file in sorted(files)}}
-            return json.dumps(told).encode() + b"\n" + json.dumps(self._pairs).encode()
-        head = {
-            "entry": entry,
-            "memo": asdict(memo),
-            "names": sorted(proof.names),
-            "items": dict(proof.items),
-        }
+            head = {"unproven": str(error), "files": {file: _stamp(file) for file in sorted(files)}}
+        else:
+            items = dict(proof.items)
+            head = {"entry": entry, "memo": asdict(memo), "names": sorted(proof.names), "items": items}
         return json.dumps(head).encode() + b"\n" + json.dumps(self._pairs).encode()
 
 

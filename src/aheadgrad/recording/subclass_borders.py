@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from aheadgrad.torchlayer.subclasses import (
     Bundle,
     Fixed,
     Form,
-    Plain,
     build,
     can_be_traced,
     form_of,
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
 
 
-def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: str) -> Entrance:
+def enter_subclass(session: Session, slot: Slot, real: Tensor) -> Entrance:
     """An entrance for a subclass: its parts enter, and it is built again around them."""
     with functional.outside():
         if not can_be_traced(real):
@@ -41,13 +39,10 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
         form = form_of(real)
         parts = parts_of(real)
     with no_function_modes():
-        names = [f"{symbolic_name}{k}_" if symbolic_name else "" for k in range(len(parts))]
-        for part, name in zip(parts, names, strict=True):
-            _enter_part(session, part, name)
+        for part in parts:
+            _enter_part(session, part)
         veils, fakes = zip(*(session.parts[id(part)][1:] for part in parts), strict=True)
-        if session.symbolic:
-            form = _with_sizes_of(form, iter(veils))
-        elif id(real) in session.fakes:
+        if id(real) in session.fakes:
             with functional.outside():
                 form = form_of(session.fakes[id(real)])
         seen = around(form, list(veils))
@@ -69,28 +64,10 @@ def enter_subclass(session: Session, slot: Slot, real: Tensor, symbolic_name: st
     return entrance
 
 
-def _with_sizes_of(form: Form, veils: Iterator[Tensor]) -> Form:
-    """The form with symbolic sizes, where the subclass has those of one of its parts."""
-    inner: list[Any] = []
-    size, stride = form.size, form.stride
-    for f in form.inner:
-        if isinstance(f, Form):
-            f_new: Any = _with_sizes_of(f, veils)
-        elif isinstance(f, Plain):
-            veil = next(veils)
-            f_new = Plain(tuple(veil.size()), tuple(veil.stride()), f.dtype, f.device, f.offset)
-        else:
-            f_new = f
-        if not isinstance(f, Fixed) and (tuple(f.size), f.stride) == (tuple(form.size), form.stride):
-            size, stride = f_new.size, f_new.stride
-        inner.append(f_new)
-    return replace(form, inner=tuple(inner), size=size, stride=stride)
-
-
-def _enter_part(session: Session, part: Tensor, name: str) -> None:
+def _enter_part(session: Session, part: Tensor) -> None:
     """A part of several subclasses enters once."""
     if id(part) not in session.parts:
-        fake = session.fake(part, name)
+        fake = session.fake(part)
         veil = session.wrap(fake)
         if part.requires_grad:
             veil.requires_grad_()

@@ -46,8 +46,8 @@ import torch
 from torch import Tensor, nn
 
 from aheadgrad.cache.code import code_digest, codes_in, digest, whose
+from aheadgrad.recording.compared_values import BY_TEXT, SIMPLE, Same
 from aheadgrad.recording.containers import is_array, is_too_large
-from aheadgrad.recording.plain import BY_TEXT, SIMPLE, Same
 from aheadgrad.torchlayer.custom_ops import CustomOpDef, hidden, op_of, registered
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, OpOverload, OpOverloadPacket
 

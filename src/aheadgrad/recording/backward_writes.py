@@ -86,8 +86,7 @@ class BackwardWrites:
         elif not saved:
             reason = "a backward changes a tensor that its forward kept without save_for_backward"
         seen = t if whole is None else whole
-        functional.sync(seen)
-        held = functional.unwrap(seen)
+        held = functional.latest(seen)
         return _Held(None if reason else held, seen, held, version(seen), reason)
 
     def record(self) -> None:
@@ -95,8 +94,7 @@ class BackwardWrites:
             for value, seen, held, at, reason in self.before:
                 if version(seen) == at and not self.custom and not self.session.veiled:
                     continue  # (some ops of custom functions, and those on parts, write without a word)
-                functional.sync(seen)
-                now = functional.unwrap(seen)
+                now = functional.latest(seen)
                 if now is held:
                     continue
                 if value is not None:
