@@ -201,6 +201,7 @@ class Recorder(TorchDispatchMode):
         meta, region = current_node_meta(), None
         if self.trace.phase == "forward":
             node, origin = None, current_origin()
+            _check_layouts(args, out)
             if self.users_code:
                 self._check_hooks()
                 now = self.regions.now(meta)
@@ -327,3 +328,14 @@ def _dtypes(out: Any) -> list[torch.dtype]:
 
 class _Writes(Exception):
     """A decomposition changes a tensor in place."""
+
+
+def _check_layouts(args: tuple[Any, ...], out: Any) -> None:
+    """Before an op is recorded: functionalization and fake tensors know how dense tensors behave, no others.
+
+    (A gradient may be sparse: nothing follows upon it.)
+    """
+    for t in (*args, *(out if isinstance(out, list | tuple) else (out,))):
+        if isinstance(t, Tensor) and t.layout is not torch.strided:
+            kind = str(t.layout).removeprefix("torch.")
+            raise FallbackError(f"a {kind} tensor is used, and a recording follows dense tensors only")
