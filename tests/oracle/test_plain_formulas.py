@@ -55,6 +55,14 @@ def test_gradients_of_the_largest_are_contiguous(compiler: Any) -> None:
 
 @pytest.mark.parametrize("check", [same, same_by_default])
 @pytest.mark.parametrize(
+    "fn", [torch.prod, lambda x: x[:, None].prod(1), lambda x: x[None].prod(0, keepdim=True)]
+)
+def test_products_of_one_number_have_a_second_derivative(fn: Any, check: Any) -> None:
+    check(fn, numbers(2.0), order=3)
+
+
+@pytest.mark.parametrize("check", [same, same_by_default])
+@pytest.mark.parametrize(
     "make",
     [
         matrix(EYE),

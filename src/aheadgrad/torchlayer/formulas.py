@@ -19,8 +19,8 @@ from torch import Tensor
 from aheadgrad.torchlayer.autograd import in_place_of
 from aheadgrad.torchlayer.subclasses import is_foreign
 
-Formula = Callable[[Any, tuple[Any, ...]], Tensor | None]
-"""From a node and its tangents to its gradient; None where torch's own is right."""
+Formula = Callable[[Any, Tensor, Tensor], Tensor | None]
+"""From a node, its tangent and torch's gradient to the right one; None where torch's is."""
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def _instead(node: Any, formula: Formula, grads: tuple[Any, ...], tangents: tupl
     if grads[0] is None or is_foreign(grads[0]):
         return None
     with in_place_of(node):
-        grad = formula(node, tangents)
+        grad = formula(node, tangents[0], grads[0])
     return None if grad is None else (grad, *grads[1:])
 
 
-def _selected(node: Any, tangents: tuple[Any, ...]) -> Tensor | None:
+def _selected(node: Any, grad: Tensor, _: Tensor) -> Tensor | None:
     """Of the largest, smallest or median of all: shared evenly by those that are it."""
-    given, value, grad = node._saved_self, node._saved_result, tangents[0]
+    given, value = node._saved_self, node._saved_result
     if given.is_cuda:
         return None
     mask = (given == value) | (given.isnan() & value.isnan())
@@ -54,9 +54,20 @@ def _selected(node: Any, tangents: tuple[Any, ...]) -> Tensor | None:
     )
 
 
-def _determinant(node: Any, tangents: tuple[Any, ...]) -> Tensor | None:
+def _product(node: Any, _: Tensor, found: Tensor) -> Tensor | None:
+    """Of one number: its gradient is a quotient that is 1, and has a history."""
+    given = node._saved_self
+    if not torch.is_grad_enabled() or given.dim() == 0:
+        return None
+    if (given.size(node._saved_dim) if hasattr(node, "_saved_dim") else given.numel()) != 1:
+        return None
+    divisor = torch.where(given == 0, torch.ones_like(given), given)
+    return found * (divisor / divisor).conj()
+
+
+def _determinant(node: Any, grad: Tensor, _: Tensor) -> Tensor | None:
     """By the inverse, unless the matrix has none; each way is given matrices that it has derivatives for."""
-    a, det, grad = node._saved_A, node._saved_result, tangents[0]
+    a, det = node._saved_A, node._saved_result
     size, real = a.size(-1), a.real.dtype if a.is_complex() else a.dtype
     if not torch.is_grad_enabled() or size == 1 or a.numel() == 0:
         return None
@@ -88,4 +99,6 @@ _FORMULAS: dict[str, Formula] = {
     "MedianBackward0": _selected,
     "NanmedianBackward0": _selected,
     "LinalgDetBackward0": _determinant,
+    "ProdBackward0": _product,
+    "ProdBackward1": _product,
 }
