@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .common import assert_equal, leaf, leaves, strict, uncompiled
+from .common import assert_equal, leaf, leaves, same, strict, uncompiled
 
 PLACES = torch.tensor([[0, 1, 2], [1, 2, 0]])
 MATRIX = torch.sparse_coo_tensor(PLACES, torch.tensor([1.0, 2, 3]), (3, 3), check_invariants=True).coalesce()
@@ -47,7 +47,7 @@ def converted(x: Tensor) -> Tensor:
     "fn", [closed_over, closed_over_by_rows, transposed, made_inside, with_gradients, converted]
 )
 def test_sparse_matrices(fn: Any) -> None:
-    reason = "not a dense tensor" if "clos" in fn.__name__ or fn is transposed else "dense tensors only"
+    reason = "not a dense tensor" if "clos" in fn.__name__ or fn is transposed else "cannot follow"
     uncompiled(fn, lambda: leaves(leaf(3, 2)), reason, order=1 if fn is with_gradients else 2)
 
 
@@ -59,3 +59,7 @@ def test_a_sparse_gradient_is_compiled() -> None:
     wanted, found = (torch.autograd.grad(f(w).sum(), w)[0] for f in (looked_up, strict(looked_up)))
     assert found.is_sparse
     assert_equal(wanted, found)
+
+
+def test_sparse_and_back_is_compiled() -> None:
+    same(lambda x: x.sin().to_sparse().to_dense() * x, lambda: leaves(leaf(3, 2)), order=2)
