@@ -61,6 +61,10 @@ def test_products_of_one_number_have_a_second_derivative(fn: Any, check: Any) ->
     check(fn, numbers(2.0), order=3)
 
 
+def test_products_along_the_last_dimension() -> None:
+    same(lambda x: (x.topk(2).values.prod(-1), x.prod(-2)), matrix([[2.0, 3, 1], [4, 0, 0]]), order=2)
+
+
 @pytest.mark.parametrize("check", [same, same_by_default])
 @pytest.mark.parametrize(
     "make",

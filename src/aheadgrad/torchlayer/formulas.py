@@ -59,7 +59,10 @@ def _product(node: Any, _: Tensor, found: Tensor) -> Tensor | None:
     given = node._saved_self
     if not torch.is_grad_enabled() or given.dim() == 0:
         return None
-    if (given.size(node._saved_dim) if hasattr(node, "_saved_dim") else given.numel()) != 1:
+    dim = getattr(node, "_saved_dim", None)
+    if dim is not None and dim > given.dim():  # torch shows negative numbers as unsigned ones
+        dim -= 1 << 64
+    if (given.numel() if dim is None else given.size(dim)) != 1:
         return None
     divisor = torch.where(given == 0, torch.ones_like(given), given)
     return found * (divisor / divisor).conj()
