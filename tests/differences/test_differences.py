@@ -209,3 +209,44 @@ def test_a_stale_view_is_written_to_uncompiled() -> None:
     (found,) = torch.autograd.grad((out * weights).sum(), x)
     (expected,) = torch.autograd.grad((f(x) * weights).sum(), x)
     assert torch.equal(found, expected)
+
+
+def test_gradients_do_not_depend_on_the_output_that_their_formula_reuses() -> None:
+    def found(fn: Callable[..., Any]) -> tuple[Any, list[Tensor]]:
+        x, seen = torch.ones(3, requires_grad=True), list[Tensor]()
+        y = fn(x)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        y.register_hook(seen.append)
+        (second,) = torch.autograd.grad(g.sum(), x, retain_graph=True)
+        torch.testing.assert_close(second, -2 * x.tanh() * (1 - x.tanh() ** 2))
+        return torch.autograd.grad(g.sum(), y, allow_unused=True)[0], seen
+
+    of_output, seen = found(torch.tanh)
+    assert of_output is not None
+    assert seen
+    of_output, seen = found(aheadgrad.compile(torch.tanh, fallback="error", frontend="trace"))
+    assert of_output is None
+    assert not seen
+
+
+def test_a_nan_of_infinite_gradients_in_anomaly_mode() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return (x - x).sqrt() * x
+
+    x = torch.ones(3, requires_grad=True)
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+        warnings.simplefilter("ignore", UserWarning)
+        assert torch.autograd.grad(fn(x).sum(), x)[0].isnan().all()
+        with pytest.raises(RuntimeError, match="SubBackward0"):
+            torch.autograd.grad(aheadgrad.compile(fn, frontend="trace")(x).sum(), x)
+
+
+def test_the_phase_of_eigenvectors() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.linalg.eigh(x @ x.mH)[1].real.sin()
+
+    x = torch.randn(3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with pytest.raises(RuntimeError, match="ill-defined"):
+        fn(x).sum().backward()
+    aheadgrad.compile(fn, fallback="error", frontend="trace")(x).sum().backward()
+    assert x.grad is not None

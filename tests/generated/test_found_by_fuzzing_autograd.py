@@ -245,3 +245,17 @@ def test_a_view_that_is_a_subclass_changes_its_shape_and_its_base_is_written() -
 
     with pytest.raises(FallbackError, match="changes its shape"):
         aheadgrad.compile(f, fallback="error", frontend="trace")(*make().args)
+
+
+def test_a_backward_that_raises_where_only_numbers_are_symbols() -> None:
+    """Seed 308040: it is recorded for the sizes at hand, of which there are none."""
+
+    def fn(c: Tensor) -> Tensor:
+        c.mul_(c)
+        return c
+
+    fast = aheadgrad.compile(fn)
+    for f in (fn, fast):
+        y = torch.tensor(-1.5, dtype=torch.float64, requires_grad=True).clone()[None][0]
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            f(y).backward(create_graph=True)

@@ -14,7 +14,7 @@ from aheadgrad.testing import Inputs
 from aheadgrad.torchlayer import kernels
 from aheadgrad.torchlayer.kernels import NotAsked, ask_kernel
 
-from .common import leaf, leaves, same, strict
+from .common import assert_equal, default, leaf, leaves, same, strict
 
 
 def ends_with_a_write(made: Tensor) -> Tensor:
@@ -154,3 +154,23 @@ def test_large_tensors_are_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_filled_with_a_number_of_its_own() -> None:
     same(lambda x: x.fill_(x[0]), lambda: leaves(leaf(3, grad=False)))
+
+
+@pytest.mark.parametrize("compiler", [strict, default])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [3, 3000])
+def test_statistics_of_half_precision_are_of_the_weights_precision(
+    compiler: Any, dtype: torch.dtype, rows: int
+) -> None:
+    """References say half precision; the second derivative has to round as the kernel does."""
+
+    def norm(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, (4,), w, torch.zeros(4))
+
+    results = []
+    for fn in (norm, compiler(norm)):
+        x, w = leaf(rows, 4, dtype=dtype), leaf(4, seed=1)
+        (g,) = torch.autograd.grad(fn(x, w).sin().sum(), x, create_graph=True)
+        results.append(torch.autograd.grad(g.float().pow(2).sum(), [x, w]))
+    for a, b in zip(*results, strict=True):
+        assert_equal(a, b)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.program.slots import Slot, UserInput
 from aheadgrad.recording.compared_values import FIXED, SIMPLE, describe
 from aheadgrad.recording.forward import Call, Scalar
+from aheadgrad.recording.session import check_dense
 from aheadgrad.torchlayer import trees as pytree
 from aheadgrad.torchlayer.fake import FakeTensor
 from aheadgrad.torchlayer.subclasses import can_be_traced, is_plain
@@ -67,9 +67,8 @@ def _check_kind(path: str, t: Tensor, *, exact: bool) -> None:
         return
     if not is_plain(t) or (exact and type(t) not in _EXACT):
         raise FallbackError(f"argument {path} is a {type(t).__name__}, a tensor subclass")
-    if exact and (t.layout is not torch.strided or t.is_quantized):
-        kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
-        raise FallbackError(f"argument {path} is {kind}, not a dense tensor")
+    if exact:
+        check_dense(f"argument {path}", t)
 
 
 def make_call(

@@ -57,7 +57,8 @@ class LiveDoor:
             return found
 
     def _more(self, request: Request) -> Further:
-        mode, sizes = self.level.session.mode, request.sizes or self.level.fixed_sizes
+        mode = self.level.session.mode
+        sizes = self.level.fixed_sizes if request.sizes is None else request.sizes
         if sizes is None and request.values is not None:
             sizes = {}
         if mode.shape_env is None:

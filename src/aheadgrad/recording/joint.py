@@ -26,6 +26,7 @@ from aheadgrad.recording.walks import edge_of
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_as
 from aheadgrad.torchlayer.autograd import run_backward, set_grad_enabled
+from aheadgrad.torchlayer.formulas import of_plain_tensors
 from aheadgrad.torchlayer.strides import dense_strides, order_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of, values_of
 from aheadgrad.torchlayer.symbols import is_symbolic
@@ -147,7 +148,7 @@ class Joint:
                 seeds = [w for w in wrapped if w is not None] + [seen for _, seen in inside]
                 outputs = [_root(self.exits[i].traced) for i in present] + list(map(_root, handed))
                 with component.closed() if component.boundary else nullcontext():
-                    with session.lifting.only_reads():
+                    with session.lifting.only_reads(), of_plain_tensors(component.nodes):
                         raw = run_backward(outputs, leaves, seeds, create_graph=requiring is not None) or ()
                 session.trace.read_off = len(session.trace.records)
                 raw = _spread(raw, component, wanted)

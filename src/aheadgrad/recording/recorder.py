@@ -49,6 +49,7 @@ from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, decides_sizes
 
 _DEVICE_OF = torch.ops.prim.device.default
+_CONVERSIONS = {torch.ops.aten._to_sparse.default, torch.ops.aten._to_dense.default}
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
@@ -201,6 +202,7 @@ class Recorder(TorchDispatchMode):
         meta, region = current_node_meta(), None
         if self.trace.phase == "forward":
             node, origin = None, current_origin()
+            _check_layouts(func, args, out)
             if self.users_code:
                 self._check_hooks()
                 now = self.regions.now(meta)
@@ -325,3 +327,15 @@ def _dtypes(out: Any) -> list[torch.dtype]:
 
 class _Writes(Exception):
     """A decomposition changes a tensor in place."""
+
+
+def _check_layouts(func: Any, args: tuple[Any, ...], out: Any) -> None:
+    """Before an op of the function is recorded: a tensor may become sparse and dense again, and no more.
+
+    Functionalization loses the transposition of sparse tensors, and fake ones have no elements. (A gradient
+    may be sparse: nothing follows upon it.)
+    """
+    for t in (*args, *(out if isinstance(out, list | tuple) else (out,))):
+        if isinstance(t, Tensor) and t.layout is not torch.strided and func not in _CONVERSIONS:
+            kind = str(t.layout).removeprefix("torch.")
+            raise FallbackError(f"{func} on a {kind} tensor, which a recording cannot follow")

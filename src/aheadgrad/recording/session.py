@@ -201,6 +201,7 @@ class Session:
             self._must_be_open_to(slot, real)
         if is_foreign(real):
             return self._known_as(real, enter_subclass(self, slot, real))
+        check_dense(slot.describe(), real)
         with no_function_modes():
             value = self.fake(real)
             if id(real) in self.items:
@@ -345,3 +346,10 @@ class Session:
         entrance = self.entrance_of(seen)
         if entrance is not None and entrance.old_memory is None:
             entrance.old_memory = seen.detach()
+
+
+def check_dense(what: str, t: Tensor) -> None:
+    """Before a plain tensor enters: of others, fake tensors and functionalization know too little."""
+    if t.layout is not torch.strided or t.is_quantized:
+        kind = "quantized" if t.is_quantized else str(t.layout).removeprefix("torch.")
+        raise FallbackError(f"{what} is {kind}, not a dense tensor")

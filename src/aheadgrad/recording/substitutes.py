@@ -15,8 +15,10 @@ from torch.nn import functional
 
 from aheadgrad.recording.overlaps import check_list
 from aheadgrad.recording.told_by_name import writes_a_list
+from aheadgrad.recording.walks import edge_of, walk
 from aheadgrad.torchlayer.autograd import set_version, version
 from aheadgrad.torchlayer.dispatch import in_transform, without_mkldnn
+from aheadgrad.torchlayer.formulas import of_plain_tensors
 from aheadgrad.torchlayer.functional import is_wrapped
 from aheadgrad.torchlayer.functions import (
     assert_async,
@@ -218,6 +220,14 @@ def _trace(input: Tensor) -> Tensor:
     return out
 
 
+def _grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Derivatives inside the function: those of plain tensors."""
+    given = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    nodes = {n for t in given if isinstance(t, Tensor) for n in walk(edge_of(t)).nodes}
+    with of_plain_tensors(nodes):
+        return torch.autograd.grad(outputs, *args, **kwargs)
+
+
 def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
     """The oneDNN kernel keeps its workspace out of sight of whoever records it."""
 
@@ -229,6 +239,7 @@ def _without_mkldnn(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SUBSTITUTES: dict[Any, Callable[..., Any]] = {
+    torch.autograd.grad: _grad,
     torch.lstm: _without_mkldnn(torch.lstm),
     functional.one_hot: _one_hot,
     torch.trace: _trace,

@@ -70,6 +70,9 @@ def as_numbers(mode: FakeTensorMode, sizes: Sizes) -> Iterator[None]:
     before = _state(env)
     set_aside(env, sizes)
     numbers = {s: sympy.Float(n) if isinstance(n, float) else sympy.Integer(n) for s, n in sizes.items()}
+    numbers |= {  # and those that are known to be the same, or follow from them
+        s: number for s, known in env.replacements.items() if (number := known.subs(numbers)).is_number
+    }
     env.replacements.update(numbers)
     hints_of(env).update(numbers)
     _changed(env)

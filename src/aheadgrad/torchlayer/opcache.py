@@ -25,6 +25,8 @@ _UNCACHED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 _META = torch.device("meta")
 _MISSING = object()
+_HALVES = (torch.float16, torch.bfloat16)
+_MOST_ELEMENTS = 1 << 24  # dtypes are asked for once for each kind of call
 
 
 # Some Python references raise these where kernels raise something else, or nothing.
@@ -60,6 +62,11 @@ class _Uncacheable(Exception):
 def _flat(out: Any) -> list[Any]:
     """Tensors among an op's results."""
     return [t for t in _parts(out) if isinstance(t, Tensor)]
+
+
+def _is_half(value: Any) -> bool:
+    """Is this a tensor of half precision on the CPU, whose kernels keep their statistics in another one?"""
+    return isinstance(value, FakeTensor) and value.dtype in _HALVES and value.fake_device.type == "cpu"
 
 
 def _parts(out: Any) -> Any:
@@ -120,7 +127,7 @@ class OpCache:
                 raise FallbackError("a tensor is made of a storage (set_, torch.Tensor(storage))") from None
             if func is _VIEW:
                 _check_view(*args)
-            out = self.mode.dispatch(func, types, args, kwargs)
+            out = self._with_dtypes(func, args, kwargs, self.mode.dispatch(func, types, args, kwargs))
             return self._with_exact_strides(func, args, kwargs, out) if self.exact else out
         if spec is not _MISSING:
             return self._make(spec, args)
@@ -129,7 +136,7 @@ class OpCache:
             return self.mode.dispatch(func, types, args, kwargs)
         if func is _VIEW:
             _check_view(*args)
-        out = self.mode._dispatch_impl(func, types, args, kwargs)
+        out = self._with_dtypes(func, args, kwargs, self.mode._dispatch_impl(func, types, args, kwargs))
         spec = _spec(out, args, kwargs)
         if spec is not None and any(map(is_open_question, _flat(out))) and _is_fresh(spec):
             out = self._with_strides(func, args, kwargs, out)
@@ -150,6 +157,22 @@ class OpCache:
             return out
         return pytree.tree_map(self._like, real)
 
+    def _with_dtypes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """The results with the dtypes that the kernel gives to statistics of half precision tensors."""
+        if not (isinstance(out, tuple) and any(map(_is_half, args))) or is_view_op(func):
+            return out
+        try:
+            real = ask_kernel(func, args, kwargs, most=_MOST_ELEMENTS)
+        except Exception:
+            return out
+
+        def alike(t: Any, real: Any) -> Any:
+            if not isinstance(t, Tensor) or not isinstance(real, Tensor) or t.dtype == real.dtype:
+                return t
+            return self._laid_out(t, t.stride(), real.dtype)
+
+        return tuple(map(alike, out, real))
+
     def _with_exact_strides(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """The same for symbolic sizes; without an answer, strides are to be asked for with numbers."""
         fakes = _flat(out)
@@ -166,10 +189,10 @@ class OpCache:
             lambda t: self._laid_out(t, next(strides)) if isinstance(t, Tensor) else t, out
         )
 
-    def _laid_out(self, t: Any, stride: tuple[Any, ...]) -> Any:
-        if same_numbers(t.stride(), stride):
+    def _laid_out(self, t: Any, stride: tuple[Any, ...], dtype: torch.dtype | None = None) -> Any:
+        if dtype is None and same_numbers(t.stride(), stride):
             return t
-        room = torch.empty_strided(t.size(), stride, dtype=t.dtype, device=_META)
+        room = torch.empty_strided(t.size(), stride, dtype=dtype or t.dtype, device=_META)
         return FakeTensor(self.mode, room, t.fake_device)
 
     def _without_references(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
