@@ -23,7 +23,7 @@ from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.registry import Compiler, settled
 from aheadgrad.cache.lookup import Lookup
 from aheadgrad.cache.remembered import Remembered
-from aheadgrad.conventions.wholes import backward_of_wholes
+from aheadgrad.conventions.whole_subclasses import backward_of_wholes
 from aheadgrad.errors import (
     AheadgradError,
     CaptureError,
@@ -56,9 +56,9 @@ from aheadgrad.runtime.by_sizes import BySizes, sizes_from
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.entry import Entry, Executables, make_entry
 from aheadgrad.runtime.links import Ways
+from aheadgrad.runtime.next_node import make_step
 from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
-from aheadgrad.runtime.step import make_step
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.collection import no_collection
 from aheadgrad.torchlayer.lock import RECORDING

@@ -7,7 +7,7 @@ counter moves as far as it did in the recorded run.
 
 from __future__ import annotations
 
-from aheadgrad.conventions import wholes
+from aheadgrad.conventions import whole_subclasses
 from aheadgrad.conventions.assembly import Assembly, emit_bump, geometry_text, without_grad
 from aheadgrad.conventions.interior import keep_viewed
 from aheadgrad.emit.script import Script
@@ -17,7 +17,7 @@ from aheadgrad.torchlayer.functional import RESIZE_STORAGE
 
 def emit_hidden(script: Script, a: Assembly) -> None:
     """Changes that autograd did not see; grad mode is off here."""
-    wholes.emit_parts(script, a)
+    whole_subclasses.emit_parts(script, a)
     for fact in a.facts.inputs:
         if fact.index in a.joint.in_graph and fact.adopts is not None:
             # The graph adopts a copy; in eager both inputs live in one memory from now on.
@@ -52,10 +52,10 @@ def _emit_update(script: Script, a: Assembly, fact: InputFacts) -> None:
     target = a.input_names[fact.index]
     if fact.parts is not None:
         # First, as autograd remembers at which version it made a view's history.
-        by = 0 if a.inference else fact.version_bumps - wholes.own_bumps(fact)
+        by = 0 if a.inference else fact.version_bumps - whole_subclasses.own_bumps(fact)
         if by > 0 or fact.index < 0:
             emit_bump(script, target, by)
-        wholes.emit_history(script, a, fact)
+        whole_subclasses.emit_history(script, a, fact)
         if by < 0 and fact.index >= 0:
             emit_bump(script, target, by)
         return

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
-from aheadgrad.conventions.wholes import tangent_pattern
+from aheadgrad.conventions.whole_subclasses import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form

@@ -22,9 +22,9 @@ from aheadgrad.runtime.backward import Backward, Failure, Tangents, few
 from aheadgrad.runtime.by_sizes import BySizes
 from aheadgrad.runtime.by_values import ByValues
 from aheadgrad.runtime.freeing import lifetime_of
+from aheadgrad.runtime.further_steps import Steps
 from aheadgrad.runtime.handing import Handing
 from aheadgrad.runtime.links import Ways
-from aheadgrad.runtime.steps import Steps
 from aheadgrad.torchlayer.autocast import any_autocast, autocast_state
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import batch_level, batched, is_batched, unbatched

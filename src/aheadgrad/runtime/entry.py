@@ -10,7 +10,7 @@ import torch
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.assembly import Assembly, NodeCall
-from aheadgrad.conventions.wholes import backward_of_wholes, forward_of_wholes, unchanged_wholes
+from aheadgrad.conventions.whole_subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
 from aheadgrad.emit.script import Namespace
 from aheadgrad.emit.sizes import SizeTexts
 from aheadgrad.facts.facts import Fresh
@@ -24,10 +24,10 @@ from aheadgrad.runtime.arrange import arranged
 from aheadgrad.runtime.assemble import Assembled, assemble, target_name
 from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.differentiable import Higher
+from aheadgrad.runtime.further_steps import Steps, backward_of
 from aheadgrad.runtime.links import Ways
 from aheadgrad.runtime.node import Direct, make_node
 from aheadgrad.runtime.saved_names import SavedNames
-from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.runtime.watch import watches
 from aheadgrad.torchlayer.dispatch import HigherOrderOperator, is_view_op
 from aheadgrad.torchlayer.subclasses import values_of

@@ -14,7 +14,7 @@ import torch
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.interior import check_viewed
-from aheadgrad.conventions.wholes import tangent_test
+from aheadgrad.conventions.whole_subclasses import tangent_test
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
 from aheadgrad.runtime.backward import Backward, Failure

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from aheadgrad.runtime.step import differentiable_runs
+from aheadgrad.runtime.next_node import differentiable_runs
 from aheadgrad.testing import two
 from aheadgrad.testing.dense import generate_dense
 from aheadgrad.testing.oracle import BACKWARD_KINDS, Disagreement, compare, report

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aheadgrad.backends.contract import Executable
-from aheadgrad.conventions.wholes import open_up
+from aheadgrad.conventions.whole_subclasses import open_up
 from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, NextOrder
 from aheadgrad.partition.next_order import HigherSplit
@@ -26,8 +26,8 @@ from aheadgrad.program.values import Value
 from aheadgrad.runtime.assemble import nowhere
 from aheadgrad.runtime.backward import Failure
 from aheadgrad.runtime.freeing import BEFORE
+from aheadgrad.runtime.further_steps import Steps, backward_of
 from aheadgrad.runtime.links import NOTHING, Ways
-from aheadgrad.runtime.steps import Steps, backward_of
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
