@@ -218,7 +218,7 @@ def _grow(script: Script, base: str, recipe: Recipe) -> str:
     text = base
     literal = script.names.literal
     for step in recipe.steps:
-        function, hint = callee(step.target)
+        function, hint = callee(step.target, (base, *step.args))
         args = [text, *(literal(x) for x in step.args), *(f"{k}={literal(v)}" for k, v in step.kwargs)]
         text = f"{script.names.name(function, f'f_{hint}')}({', '.join(args)})"
         if step.part is not None:

@@ -121,7 +121,7 @@ class _Body:
     def _call(self, op: Op) -> str:
         over = self.over.get(op)
         op = with_constant(op)
-        function, hint = callee(op.target)
+        function, hint = callee(op.target, op.args)
         args = [self._argument(a) for a in op.args]
         if over is not None:
             function, k = over

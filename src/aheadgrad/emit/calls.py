@@ -6,7 +6,7 @@ C++ is called, without the Python around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -38,12 +38,12 @@ FAST: dict[Any, Callable[..., Any]] = {
 } | {torch.ops.aten.silu.default: silu}
 
 
-def callee(target: Any) -> tuple[Callable[..., Any], str]:
-    """What to call for an op, and a readable name for it."""
+def callee(target: Any, args: Sequence[Any]) -> tuple[Callable[..., Any], str]:
+    """What to call for an op with such arguments, and a readable name for it."""
     fast = FAST.get(target)
     if fast is not None:
         return fast, target.overloadpacket.__name__
     name = str(target).replace(".", "_").replace("<", "").replace(">", "")
     if hasattr(target, "overloadpacket"):
         name = str(target).removesuffix(".default").replace(".", "_")
-    return without_frame(target), name if name.isidentifier() else "op"
+    return without_frame(target, args), name if name.isidentifier() else "op"

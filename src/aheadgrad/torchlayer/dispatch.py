@@ -6,7 +6,7 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
@@ -54,6 +54,8 @@ transform_level = torch._C._functorch.maybe_current_level
 in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 deterministic_mode = torch._C._get_deterministic_algorithms
 deterministic_warns = torch._C._get_deterministic_algorithms_warn_only
+_call_boxed = torch._C._dispatch_call_boxed
+_find_op = torch._C._dispatch_find_schema_or_throw
 _exclude = torch._C._ExcludeDispatchKeyGuard
 _keys = torch._C.DispatchKey
 _nothing = torch._C.DispatchKeySet(_keys.Undefined)
@@ -174,9 +176,17 @@ def below_autograd() -> Any:
     return _exclude(_autograd if forward_ad._current_level < 0 else _nothing)
 
 
-def without_frame(op: Any) -> Any:
-    """The function in C++ that an op calls, and that can be called just as well."""
-    return op._op if type(op) is OpOverload else op
+def without_frame(op: Any, args: Sequence[Any]) -> Any:
+    """The function in C++ that an op calls, and that can be called with such arguments just as well."""
+    if type(op) is not OpOverload:
+        return op
+    if op.namespace != "aten" or any(map(_is_number_for_tensor, args, op._schema.arguments)):
+        return op._op
+    return functools.partial(_call_boxed, _find_op(op._schema.name, op._schema.overload_name))
+
+
+def _is_number_for_tensor(value: Any, argument: Any) -> bool:
+    return isinstance(value, int | float | complex) and isinstance(argument.type, torch._C.TensorType)
 
 
 def is_composite(op: OpOverload) -> bool:
