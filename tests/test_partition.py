@@ -216,3 +216,37 @@ def test_what_is_computed_twice_is_kept_once_and_results_stay_apart() -> None:
     ours, theirs = (torch.autograd.grad([o.sum() for o in out], given) for out in (found, expected))
     torch.testing.assert_close(ours, theirs)
     assert fast.source.count("f_lt(") == 1
+
+
+class Headed(nn.Module):
+    """Logits are cheap to compute again for their size, but they are read first in the backward."""
+
+    def __init__(self, logarithms: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.logarithms = logarithms
+        each = (
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 96), nn.GELU(), nn.Linear(96, 32)) for _ in "123456"
+        )
+        self.layers = nn.ModuleList(each)
+        self.head = nn.Sequential(nn.Linear(32, 24), nn.Linear(24, 256, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return -self.logarithms(self.head(x))[:, 0].mean()
+
+
+@pytest.mark.parametrize("loss", [lambda x: torch.log_softmax(x, -1), lambda x: x - x.logsumexp(-1, True)])
+def test_what_is_there_at_the_peak_anyway_is_not_computed_again(loss: Callable[[Tensor], Tensor]) -> None:
+    model, x = Headed(loss), torch.randn(256, 32)
+    reports = []
+    for budget in (0.6, 0.55, 0.5, 0.4, 0.3, 0.2):
+        compiled = aheadgrad.compile(model, frontend="trace", fallback="error", memory_budget=budget)
+        compiled(x).backward()
+        reports += compiled.memory()
+    first = reports[1]
+    assert [a.name for a in first.again if a.flops] == ["addmm"]
+    assert first.peak < reports[0].peak
+    saved, again = [r.bytes_saved for r in reports], [sum(a.flops for a in r.again) for r in reports]
+    assert saved == sorted(saved, reverse=True)
+    assert again == sorted(again)

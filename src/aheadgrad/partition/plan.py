@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from aheadgrad.options import Options
 from aheadgrad.partition.budget import within
 from aheadgrad.partition.min_cut import Cut, Network, Rules
-from aheadgrad.partition.peak import peak_of_backward
+from aheadgrad.partition.peak import peak_of_backward, read_by_the_peak
 from aheadgrad.partition.table import Table
+from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Slot, Tangent
 from aheadgrad.program.values import Port, Value
 from aheadgrad.torchlayer.costs import Kind
@@ -53,7 +54,7 @@ def plan(table: Table, demands: Demands) -> Mapping[Value, str]:
         cut = min(candidates, key=lambda found: (simulated_peak(table, found), found.bytes))
     if demands.budget is not None and demands.budget < 1:
         anything = _ANYTHING if demands.replays else _NOT_RANDOM
-        cut = within(Network(table, anything), demands.budget * cut.bytes)
+        cut = _within(Network(table, anything), cut, demands.budget)
     return {v: table.why_kept(v.op) for v in cut.saved if v.op is not None}
 
 
@@ -62,16 +63,55 @@ def curve(table: Table, budgets: Iterable[float]) -> list[tuple[int, int]]:
     found = []
     whole, anything = Network(table, _STRICT).solve(), Network(table, _ANYTHING)
     for budget in budgets:
-        cut = whole if budget >= 1 else within(anything, budget * whole.bytes)
-        found.append((cut.bytes, sum(table.flops(i) for i in cut.again if i in table.ahead)))
+        cut = whole if budget >= 1 else _within(anything, whole, budget)
+        found.append((cut.bytes, _flops_again(table, cut)))
     return found
+
+
+def _within(network: Network, whole: Cut, budget: float) -> Cut:
+    """The cut that repeats less: of all, or of those that do nothing again for the time until the peak.
+
+    Each of the two families keeps its promises from budget to budget, and so does the cheaper one of both.
+    """
+    most = budget * whole.bytes
+    cut = within(network, most)
+    once = _over_by_the_peak(network, whole)
+    if once.isdisjoint(cut.again):
+        return cut
+    other = within(network.without(once), most)
+    fewer = _flops_again(network.table, other) <= _flops_again(network.table, cut)
+    return other if fewer and other.bytes <= most else cut
+
+
+def _over_by_the_peak(network: Network, whole: Cut) -> set[int]:
+    """Products whose results (logits) the backward is done with when it takes the most memory. If they ran
+    again they would be there by then, too: nobody would be helped."""
+    table = network.table
+    over = read_by_the_peak(*_backward_of(table, whole))
+    todo = [v.op for v in whole.saved - over if v.op is not None]
+    later = set(todo)
+    while todo:
+        made = {root.op for root in table.reads(table.ops[todo.pop()]) if root.op is not None} - later
+        later |= made
+        todo += made
+    once = (network.again - later) | {v.op for v in over}
+    return {i for i in network.again & once if table.kinds[i] >= Kind.MATRIX}
+
+
+def _flops_again(table: Table, cut: Cut) -> int:
+    return sum(table.flops(i) for i in cut.again if i in table.ahead)
 
 
 def simulated_peak(table: Table, cut: Cut) -> int:
     """The memory that the backward takes at its worst moment with this cut."""
+    return peak_of_backward(*_backward_of(table, cut))
+
+
+def _backward_of(table: Table, cut: Cut) -> tuple[Program, tuple[Value, ...]]:
+    """With this cut, and what of its inputs the forward makes."""
     inputs = {v for op in table.ops for v in op.uses if v.op is None and v not in table.tangents}
     ports = [Port(Slot(), v, f"saved_{k}") for k, v in enumerate((*cut.saved, *inputs))]
     ports += [Port(Tangent(Slot()), v, f"tangent_{k}") for k, v in enumerate(table.tangents)]
     results = [(Slot(), v) for g in table.gradients.grads for v in values_of(g) if type(v) is Value]
     program = table.cutter.cut("backward", ports, results, {table.gradients.phase}, late=True)
-    return peak_of_backward(program, (*cut.saved, *table.tangents))
+    return program, (*cut.saved, *table.tangents)

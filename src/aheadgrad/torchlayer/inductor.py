@@ -29,14 +29,14 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer.dispatch import OpOverload, is_mutable
+from aheadgrad.torchlayer.dispatch import is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
+from aheadgrad.torchlayer.inductor_exact import leave_to_eager, multiply_by_zero
 from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
 from aheadgrad.torchlayer.symbols import written_numbers
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _EXACT_RANDOM: dict[str, Any] = {"fallback_random": True}
-_DIVIDES = ("div", "floor_divide", "fmod", "remainder")
 _LOG = logging.getLogger("aheadgrad")
 
 
@@ -257,26 +257,15 @@ def _simplify() -> Any:
             given: Any = (device,) if takes_device else ()
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
+            multiply_by_zero(module.graph)
             joint_graph_passes(module, *given)
             _headers.needed = True
-            _divide_as_eager(module.graph)
+            leave_to_eager(module.graph)
 
         def uuid(self) -> str:
-            return "aheadgrad: joint graph passes, divisions as eager's"
+            return "aheadgrad: joint graph passes, divisions, pools and zeros as eager's"
 
     return Simplify()
-
-
-def _divide_as_eager(graph: fx.Graph) -> None:
-    """On a CPU whole quotients and remainders are eager's own: Inductor's are others where something is not
-    finite or large, and end the process where a quotient of integers is too large."""
-    for node in graph.nodes:
-        target, val = node.target, node.meta.get("val")
-        if isinstance(target, OpOverload) and isinstance(val, Tensor) and val.device.type == "cpu":
-            name = target.name().removeprefix("aten::").partition(".")[0]
-            whole = name in _DIVIDES and (name != "div" or bool(node.kwargs.get("rounding_mode")))
-            if whole and (isinstance(node.args[1], fx.Node) or val.is_floating_point()):
-                node.meta["should_fallback"] = True
 
 
 @dataclass(eq=False)
