@@ -268,7 +268,7 @@ def test_whoever_did_not_ask_for_inductor_is_not_warned_about_it() -> None:
         lambda x, i: F.cross_entropy(x[:3] * 2, i),
     ],
 )
-def test_what_is_wrong_with_an_index_is_said_by_eager(fn: Any) -> None:
+def test_what_is_wrong_with_an_index_is_errors_of_eager(fn: Any) -> None:
     x, i = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 9, 1])
     with pytest.raises((IndexError, RuntimeError)) as expected:
         fn(x, i)

@@ -18,8 +18,8 @@ from torch import Tensor, fx
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
+from aheadgrad.backends.errors_of_eager import raise_as_eager
 from aheadgrad.backends.for_sizes import ForSizes, Sizes
-from aheadgrad.backends.said_by_eager import raise_as_eager
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
