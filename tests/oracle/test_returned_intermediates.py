@@ -288,6 +288,24 @@ def test_inputs_that_the_call_changes(fn: Callable[..., Any], view: bool) -> Non
     agree(fn, play)
 
 
+def test_a_changed_input_that_is_reshaped_out_of_sight() -> None:
+    """Its history has the shape that autograd knows: gradients lead past it."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.mul_(2)
+        y = 3.0 - x
+        with torch.no_grad():
+            x.squeeze_()
+        return y
+
+    def play(run: Any) -> Any:
+        x = double(1)
+        y = run(x * 1)
+        return y, torch.autograd.grad(y.sum(), x)
+
+    agree(fn, play)
+
+
 def changed_through_data(a: Tensor, b: Tensor) -> Any:
     b.data.add_(1)
     return b.cumsum(0) * 2, a.sin()

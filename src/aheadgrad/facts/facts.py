@@ -82,11 +82,10 @@ class InputFacts:
 
     @property
     def only_written(self) -> bool:
-        """Does it leave with new values that autograd saw, and is the same tensor in all but its shape?"""
+        """Does it leave with new values that autograd saw, and is the same tensor in all but a shape that
+        autograd has seen, too?"""
         written = self.data_changed and self.history_changed and self.index >= 0
-        plain = replace(
-            self, data_changed=False, history_changed=False, version_bumps=0, geometry=None, history_look=None
-        )
+        plain = replace(self, data_changed=False, history_changed=False, version_bumps=0, geometry=None)
         return written and plain.untouched
 
     @property
