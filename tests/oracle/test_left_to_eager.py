@@ -428,7 +428,14 @@ def test_as_strided_in_place_with_fewer_elements() -> None:
         a.as_strided_((2, 2), (1, 2))
         return a.reshape(-1) * 2
 
-    uncompiled(fn, plain, "as_strided_ shrinks or grows a tensor")
+    same(fn, plain)
+
+    def viewed(a: Tensor) -> Tensor:
+        v = a[0]
+        a.as_strided_((2, 2), (1, 2))
+        return a.reshape(-1) * v[0]
+
+    uncompiled(viewed, plain, "as_strided_ shrinks or grows a tensor that has views")
 
 
 def test_a_view_that_is_a_leaf_inside_and_then_gets_a_history() -> None:

@@ -42,11 +42,12 @@ def reshape(
     line, view = ledger.of(t), is_view(t)
     if not view and t.requires_grad and not torch.is_grad_enabled():
         _make_stale(ledger, t)
+    counted = True
     if not view and OUT_OF_PLACE[func] is _T.as_strided:
-        size = rest[0] if rest else kwargs["size"]
-        if math.prod(size) != t.numel():  # functionalization forgets to count again
-            raise FallbackError("as_strided_ shrinks or grows a tensor")
-    if not view and not line.viewed and t is original:
+        counted = math.prod(rest[0] if rest else kwargs["size"]) == t.numel()
+        if not counted and line.viewed:
+            raise FallbackError("as_strided_ shrinks or grows a tensor that has views")
+    if not view and not line.viewed and t is original and counted:  # functionalization does not count again
         return False
     special = view and creation_meta(t) != CreationMeta.DEFAULT
     if t.requires_grad and not torch.is_grad_enabled() and (special or not view):
