@@ -16,6 +16,7 @@ from torch import Tensor
 from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.whole_subclasses import tangent_pattern
 from aheadgrad.torchlayer.autocast import AutocastState, autocast_state
+from aheadgrad.torchlayer.autograd import unpacked, version
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted
@@ -137,3 +138,34 @@ def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:
     if t is None or type(t) is not Tensor or isinstance(strides, Form) or t.stride() == strides:
         return t
     return torch.empty_strided(t.size(), strides, dtype=t.dtype, device=t.device).copy_(t)
+
+
+def unchanged(
+    ctx: Any, backward: Backward, tangents: tuple[Any, ...], wanted: Wanted, fresh: tuple[bool, ...]
+) -> list[Any]:
+    """Something saved was changed since: that matters only to the tangents whose gradients need it.
+
+    `fresh` are those of the saved tensors that the call made: their version was 0 when they were saved.
+    """
+    some = any(t is None for t in tangents) and any(t is not None for t in tangents)
+    needed = backward.needs(tangents, wanted) if some else None
+    if needed is None or not all(fresh[k] for k in needed):
+        return list(ctx.saved_tensors)  # raises
+    saved = [unpacked(ctx, k) if k in needed else None for k in range(len(fresh))]
+    if any(t is not None and version(t) != 0 for t in saved):
+        return list(ctx.saved_tensors)
+    return saved
+
+
+def found(
+    backward: Backward,
+    ctx: Any,
+    saved: list[Any],
+    tangents: tuple[Any, ...],
+    inputs: int,
+    wanted: Wanted,
+) -> list[Any]:
+    """Gradients for these tangents, of which there may be none: all that came, came through links."""
+    if all(t is None for t in tangents):
+        return [None] * inputs
+    return list(backward.run(ctx, saved, list(tangents), wanted))

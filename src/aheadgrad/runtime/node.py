@@ -17,14 +17,14 @@ from aheadgrad.conventions.interior import check_viewed
 from aheadgrad.conventions.whole_subclasses import tangent_test
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
-from aheadgrad.runtime.backward import Backward, Failure
+from aheadgrad.runtime.backward import Backward, Failure, found, unchanged
 from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.runtime.watch import check_watched
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, gives_tangents_away, unpacked, version
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, gives_tangents_away
 from aheadgrad.torchlayer.hooks import quiet_hooks, quiet_leaves
-from aheadgrad.torchlayer.wanted import Wanted, accumulates, wanted_inputs
+from aheadgrad.torchlayer.wanted import accumulates, wanted_inputs
 
 if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
@@ -211,11 +211,7 @@ def _backward(
 
     count, sizes = shape.saved, shape.sizes
     find = name(backward, "find_backward")
-    if shape.holding and len(shape.holding) < shape.outputs:
-        nothing = " and ".join(f"{tangents[k]} is None" for k in shape.holding)
-        watched = (torch.is_grad_enabled, "is_grad_enabled"), (torch.is_anomaly_enabled, "is_anomaly_enabled")
-        with script.block(f"if {nothing} and not ({' or '.join(f'{name(*w)}()' for w in watched)}):"):
-            leave(f"{name(_found, 'found')}({find}, None, [None] * {count}, {joined}, {shape.inputs}, None)")
+    _without_saved(script, shape, tangents, leave, find)
     _first(script, shape, tangents, leave, ways)
     saved = "ctx.saved_tensors" if count else "()"  # where nothing is saved, asking a second time would raise
     numbers = "*ctx.sizes, " if sizes else ""
@@ -236,13 +232,7 @@ def _backward(
     if higher.handing.possible:
         handing = name(higher.handing, "handing")
         with script.block("if True:" if shape.visits_below else f"if {handing}.is_met:"):
-            script.line(f"given = [{', '.join(tangents)}]")
-            script.line(f"del {', '.join(tangents)}")
-            script.line(f"grads = {handing}.run(ctx, given, {wanted})")
-            with script.block("if grads is not None:"):
-                leave("grads")
-            script.line(f"{', '.join(tangents)}, = given")
-            script.line("del given")
+            _hand(script, handing, tangents, wanted, leave)
     _take_saved(script, backward, shape, saved, f"{joined}, {wanted}")
     if ways.loose:
         with script.block("if links:"):
@@ -250,15 +240,45 @@ def _backward(
                 script.line(f"saved = saved[:{count}]")
             with script.block("for link in links:"), script.block("if link is not None:"):
                 given = f"{find}, ctx, [{numbers}*saved], {joined}, {shape.inputs}, {wanted}"
-                leave(f"{name(_found, 'found')}({given})")
+                leave(f"{name(found, 'found')}({given})")
     _as_expected(script, backward, shape, tangents, arrange, asks=wanted != "None")
     script.line(f"saved = [{numbers}*saved]")  # used up: nothing else may hold what was saved
-    script.line(f"given = [{', '.join(tangents)}]")
-    script.line(f"del {', '.join(tangents)}")
+    _give_away(script, tangents)
     script.line(f"grads = {find}.run(ctx, saved, given, {wanted})")
     script.line(f"return {arrange.spread('grads')}")
     separately = f"{', '.join(tangents)}{', *links' if ways.loose else ''}"
     return script.function(f"ctx, {'given' if gives_tangents_away else separately}")
+
+
+def _give_away(script: Script, tangents: list[str]) -> None:
+    """Into a list: whoever takes them out of it can free them."""
+    script.line(f"given = [{', '.join(tangents)}]")
+    script.line(f"del {', '.join(tangents)}")
+
+
+def _hand(
+    script: Script, handing: str, tangents: list[str], wanted: str, leave: Callable[[str], None]
+) -> None:
+    """The backward of those that take and hand over, if there is something to be taken or handed."""
+    _give_away(script, tangents)
+    script.line(f"grads = {handing}.run(ctx, given, {wanted})")
+    with script.block("if grads is not None:"):
+        leave("grads")
+    script.line(f"{', '.join(tangents)}, = given")
+    script.line("del given")
+
+
+def _without_saved(
+    script: Script, shape: _Shape, tangents: list[str], leave: Callable[[str], None], find: str
+) -> None:
+    """Where nothing that was saved is used up, it is not looked at either."""
+    name = script.names.name
+    if shape.holding and len(shape.holding) < shape.outputs:
+        nothing = " and ".join(f"{tangents[k]} is None" for k in shape.holding)
+        watched = (torch.is_grad_enabled, "is_grad_enabled"), (torch.is_anomaly_enabled, "is_anomaly_enabled")
+        with script.block(f"if {nothing} and not ({' or '.join(f'{name(*w)}()' for w in watched)}):"):
+            given = f"{find}, None, [None] * {shape.saved}, {_tuple(tangents)}, {shape.inputs}, None"
+            leave(f"{name(found, 'found')}({given})")
 
 
 def _first(
@@ -317,40 +337,9 @@ def _take_saved(script: Script, backward: Backward, shape: _Shape, saved: str, a
     with script.block("try:"):
         script.line(f"saved = {saved}")
     with script.block("except RuntimeError:"):
-        unchanged = script.names.name(_unchanged, "unchanged")
+        check = script.names.name(unchanged, "unchanged")
         find = script.names.name(backward, "find_backward")
-        script.line(f"saved = {unchanged}(ctx, {find}, {asked}, {shape.fresh})")
-
-
-def _unchanged(
-    ctx: Any, backward: Backward, tangents: tuple[Any, ...], wanted: Wanted, fresh: tuple[bool, ...]
-) -> list[Any]:
-    """Something saved was changed since: that matters only to the tangents whose gradients need it.
-
-    `fresh` are those of the saved tensors that the call made: their version was 0 when they were saved.
-    """
-    some = any(t is None for t in tangents) and any(t is not None for t in tangents)
-    needed = backward.needs(tangents, wanted) if some else None
-    if needed is None or not all(fresh[k] for k in needed):
-        return list(ctx.saved_tensors)  # raises
-    saved = [unpacked(ctx, k) if k in needed else None for k in range(len(fresh))]
-    if any(t is not None and version(t) != 0 for t in saved):
-        return list(ctx.saved_tensors)
-    return saved
-
-
-def _found(
-    backward: Backward,
-    ctx: Any,
-    saved: list[Any],
-    tangents: tuple[Any, ...],
-    inputs: int,
-    wanted: Wanted,
-) -> list[Any]:
-    """Gradients for these tangents, of which there may be none: all that came, came through links."""
-    if all(t is None for t in tangents):
-        return [None] * inputs
-    return list(backward.run(ctx, saved, list(tangents), wanted))
+        script.line(f"saved = {check}(ctx, {find}, {asked}, {shape.fresh})")
 
 
 def _usual(script: Script, run: Executable, tangents: list[str], shape: _Shape, arrange: Arrangement) -> None:
