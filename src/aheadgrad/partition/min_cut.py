@@ -172,8 +172,22 @@ class Network:
             return np.inf
         if root not in self.table.outside and i in self.table.again:
             return np.inf
-        more = _WRITTEN if self.rules.fused and root not in self.table.written else 0
+        more = (
+            _WRITTEN * self._written_for_nothing(i)
+            if self.rules.fused and root not in self.table.written
+            else 0
+        )
         return root.type.bytes * (1 + more)
+
+    def _written_for_nothing(self, i: int) -> float:
+        """The part of a write that is lost: none of it where readers would otherwise read two values of that
+        size."""
+        table = self.table
+        made = sum(v.type.bytes for v in table.ops[i].values)
+        if not made or is_reduction(table.ops[i].target):
+            return 1.0
+        reads = (v for v in table.reads(table.ops[i]) if v.op is None or v in table.written)
+        return min(1.0, max(0.0, 2 - sum(v.type.bytes for v in reads) / made))
 
     def solve(self, price: float = 0.0) -> Cut:
         """The minimal cut. `price`: the bytes that an operation is worth."""
