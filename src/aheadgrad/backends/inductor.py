@@ -20,7 +20,7 @@ from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.backends.errors_of_eager import raise_as_eager
 from aheadgrad.backends.for_sizes import ForSizes, Sizes
-from aheadgrad.backends.room import LONG, with_room
+from aheadgrad.backends.room import LONG, WithRoom
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
@@ -144,8 +144,8 @@ class Inductor:
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
 
         twins = _twins(request.program)
-        if len(request.program.ops) >= LONG and self.mode not in _CUDA_GRAPHS:  # those call no kernels
-            made = with_room(made)
+        if kernels is None and len(request.program.ops) >= LONG and self.mode not in _CUDA_GRAPHS:
+            made = WithRoom(made)  # kernels of a CPU are no functions of Python
 
         def run(args: list[Any]) -> list[Any]:
             results = list(made(args))
