@@ -1,4 +1,4 @@
-"""Coordinates that a network stacks or joins: their gradients are put together, and are eager's to the bit."""
+"""Coordinates that a network stacks or joins: gradients are put together, and are eager's to the bit."""
 
 import linecache
 from collections.abc import Callable
