@@ -61,16 +61,13 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     leaves = node.leaves
     if leaves is None:
         leaves = find_leaves(node, positions)
-    found = [id(leaf) in named for leaf in leaves]
-    if False not in found:
-        return None
-    if node.inner:
-        edges = node.next_functions
+    found = tuple(map(named.__contains__, map(id, leaves)))
+    if False in found and node.inner:
+        edges, told = node.next_functions, list(found)
         for k in node.inner:
-            found[k] = _goes_to(edges[positions[k]][0])
-        if False not in found:
-            return None
-    return tuple(found)
+            told[k] = _goes_to(edges[positions[k]][0])
+        found = tuple(told)
+    return found if False in found else None
 
 
 def find_leaves(node: Any, positions: tuple[int, ...]) -> tuple[Tensor | None, ...]:
