@@ -7,8 +7,7 @@ is asked for at a door (`requests`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -194,17 +193,16 @@ class Level:
         return Cutter(tape or self.tape, sizes=sizes or self.fixed_sizes, same=same)
 
     def same(
-        self, g: Gradients | None = None, given: AbstractSet[Value] = frozenset(), tape: Tape | None = None
+        self, g: Gradients | None = None, given: Collection[Value] = (), tape: Tape | None = None
     ) -> dict[Value, Value]:
-        """Values of which a program needs one only: what it is given, instead of computing it again. Where
-        little is kept, also what was computed twice. Results have memory of their own. In a first backward
-        views are taken as recorded."""
+        """Values of which a program needs one only. Where little is kept, also those that were computed
+        twice; results have memory of their own. In a first backward views are taken as recorded."""
         merges = self.options.partition == "min_cut" and not self.options.policies
         if not merges and not self.order:
             return {}
         results = [e.value for e in self.exits] + [*(g.grads if g is not None else ())]
         apart = {v for value in results for v in values_of(value) if type(v) is Value}
-        return same_values(tape or self.tape, given, apart, computed=merges)
+        return same_values(tape or self.tape, given, apart if merges else (), computed=merges)
 
     def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
         """What a backward returns: the targets' gradients."""

@@ -1,15 +1,14 @@
 """Values that are the same: views taken again, ops that run again with the same arguments.
 
-    same_values(tape, given)                    # views, which functionalization takes again; what is given
-    same_values(tape, given, computed=True)     # and all else that repeats itself
+    same_values(tape, given)                        # views only: functionalization takes them again at will
+    same_values(tape, given, computed=True)         # and all else that repeats itself
 
 A program may then be made with one of them in the place of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -38,21 +37,19 @@ _REARRANGING = (
 
 
 def same_values(
-    tape: Tape, given: AbstractSet[Value], apart: Iterable[Value] = (), *, computed: bool = False
+    tape: Tape, given: Collection[Value], apart: Iterable[Value] = (), *, computed: bool = False
 ) -> dict[Value, Value]:
     """What stands for what. A value in `given`, which the program has anyway, stands for others; otherwise
-    the first does. Values in the memory of those in `apart` are computed: somebody else will see them."""
+    the first does. Values in the memory of those in `apart` stay: somebody else will see them."""
     return _Same(tape, given, {tape.view_source(v) for v in apart}, computed=computed).found()
 
 
 class _Same:
-    def __init__(self, tape: Tape, given: AbstractSet[Value], apart: set[Value], *, computed: bool) -> None:
+    def __init__(self, tape: Tape, given: Collection[Value], apart: set[Value], *, computed: bool) -> None:
         self.tape, self.given, self.apart, self.computed = tape, given, apart, computed
         self.first: dict[Value, Value] = {}
         self.groups: dict[Value, list[Value]] = {}
         self.known: dict[Any, Op] = {}
-        self.kept: dict[Any, Op] = {}  # what makes values that are given
-        self.kept_targets = {op.target for v in given if (op := tape.of(v)) is not None}
         self.made = set(chain.from_iterable(tape.makers.values()))
 
     def found(self) -> dict[Value, Value]:
@@ -62,10 +59,7 @@ class _Same:
                 if back is not None:
                     self._join(op.out, back)
                     continue
-            elif not self.computed:
-                self._is_there(op)
-                continue
-            elif not self._repeats(op):
+            elif not self.computed or not self._repeats(op):
                 continue
             before = self._before(op)
             if before is not op:
@@ -77,24 +71,9 @@ class _Same:
             same.update((v, one) for v in group if v is not one and v not in self.given)
         return same
 
-    def _is_there(self, op: Op) -> None:
-        """Is its result given, because the same op has run before?"""
-        if op.target not in self.kept_targets or not self._repeats(op):
-            return
-        key = self._key(op)
-        if not self.given.isdisjoint(op.values):
-            self.kept.setdefault(key, op)
-        elif key in self.kept and op.phase != "forward":
-            for value, other in zip(op.values, self.kept[key].values, strict=True):
-                if other in self.given:
-                    self._join(value, other)
-
-    def _key(self, op: Op) -> Any:
-        return op.target, key_of(op.args, self._first), key_of(op.kwargs, self._first)
-
     def _before(self, op: Op) -> Op:
         """The same op as it ran first: in the forward, or in the same backward."""
-        key = self._key(op)
+        key = (op.target, key_of(op.args, self._first), key_of(op.kwargs, self._first))
         for phase in ("forward", op.phase):
             if (key, phase) in self.known:
                 return self.known[key, phase]
@@ -124,7 +103,7 @@ class _Same:
     def _join(self, value: Value, other: Value) -> None:
         first = self._first(other)
         self.first[value] = first
-        if self.computed and self.tape.view_source(value) in self.apart:
+        if self.apart and self.tape.view_source(value) in self.apart:
             return
         self.groups.setdefault(first, [first]).append(value)
 
