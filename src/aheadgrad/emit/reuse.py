@@ -18,6 +18,7 @@ import torch
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Tangent
 from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import is_view_op
 
 _aten = torch.ops.aten
 _T = torch.Tensor
@@ -35,7 +36,6 @@ _FRESH = {
     *_OVER,
     _aten.addmm.default,
     _aten.bmm.default,
-    _aten.cat.default,
     _aten.cos.default,
     _aten.exp.default,
     _aten.mm.default,
@@ -46,12 +46,15 @@ _FRESH = {
     _aten.sigmoid_backward.default,
     _aten.silu_backward.default,
     _aten.sin.default,
-    _aten.stack.default,
     _aten.sum.dim_IntList,
     _aten.tanh.default,
     _aten.tanh_backward.default,
 }
 """Ops whose results have memory of their own, and that leave no views of their operands behind."""
+_ZERO_BY_ANY = {_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar}
+_ZERO_BY_ALL = {_aten.add.Tensor, _aten.sub.Tensor, _aten.neg.default}
+"""Ops that make zeros without memory of such: autograd gives them as gradients (of `sgn`), and nothing can be
+written over them."""
 
 
 def reused(program: Program) -> dict[Op, tuple[Any, int]]:
@@ -74,6 +77,7 @@ def reused(program: Program) -> dict[Op, tuple[Any, int]]:
         if op.target in _FRESH and all(u.target in _FRESH for u in users.get(op.out, ()))
     }
     free.difference_update(v for v in program.results if type(v) is Value)
+    free -= _perhaps_without_memory(program)
     found: dict[Op, tuple[Any, int]] = {}
     for op in program.ops:
         over, either = _OVER.get(op.target, (None, False))
@@ -87,4 +91,16 @@ def reused(program: Program) -> dict[Op, tuple[Any, int]]:
             if x.type == op.out.type and (program.unbatched or len(behind[x]) == len(behind[op.out])):
                 found[op] = over, k
                 break
+    return found
+
+
+def _perhaps_without_memory(program: Program) -> set[Value]:
+    """Values that are zeros without memory if tangents are."""
+    found = {p.value for p in program.inputs if isinstance(p.slot, Tangent)}
+    for op in program.ops:
+        by_any = op.target in _ZERO_BY_ANY or is_view_op(op.target)
+        if by_any or op.target in _ZERO_BY_ALL:
+            known = [v in found for v in op.uses]
+            if any(known) if by_any else all(known):
+                found.update(op.values)
     return found

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from aheadgrad.program.filled import put_together
 from aheadgrad.program.program import Program
 from aheadgrad.program.same import key_of
 from aheadgrad.program.values import Op, TensorType, Value
@@ -165,17 +164,7 @@ class _Shorter:
             spreads = made is not None and _only_spreads(made)
             return replace(op, args=(made.args[0], op.args[1]), uses=made.uses) if made and spreads else op
         if op.target in _BROADCASTING:
-            return self._put_together(self._subtracted_from_one(self._broadcast(op)))
-        return op
-
-    def _put_together(self, op: Op) -> Op:
-        """Parts that are padded with zeros and added fill a tensor."""
-        found = put_together(op, self._maker)
-        if found is None:
-            return op
-        join, op = found
-        self.makers[join.out] = join
-        self.ops.append(join)
+            return self._subtracted_from_one(self._broadcast(op))
         return op
 
     def _maker(self, value: Any) -> Op | None:

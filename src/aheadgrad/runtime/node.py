@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.interior import check_viewed
@@ -23,13 +22,7 @@ from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.runtime.watch import check_watched
 from aheadgrad.torchlayer.autocast import any_autocast
-from aheadgrad.torchlayer.autograd import (
-    NodeBase,
-    are_no_memory,
-    bare_apply,
-    gives_tangents_away,
-    zeros_in_memory,
-)
+from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, gives_tangents_away
 from aheadgrad.torchlayer.hooks import quiet_hooks, quiet_leaves
 from aheadgrad.torchlayer.wanted import accumulates, wanted_inputs
 
@@ -203,7 +196,9 @@ def _backward(
     name = names.name
     tangents = [f"t{i}" for i in range(shape.outputs)]
     joined = _tuple(tangents)
-    _take_tangents(script, tangents, links=bool(ways.loose))
+    if gives_tangents_away:
+        script.line(f"{', '.join(tangents)}, {'*links' if ways.loose else ''}= given")
+        script.line("given.clear()")
 
     def leave(grads: str) -> None:
         """Returns gradients, with what came through links."""
@@ -253,16 +248,6 @@ def _backward(
     script.line(f"return {arrange.spread('grads')}")
     separately = f"{', '.join(tangents)}{', *links' if ways.loose else ''}"
     return script.function(f"ctx, {'given' if gives_tangents_away else separately}")
-
-
-def _take_tangents(script: Script, tangents: list[str], *, links: bool) -> None:
-    name = script.names.name
-    if gives_tangents_away:
-        script.line(f"{', '.join(tangents)}, {'*links' if links else ''}= given")
-        script.line("given.clear()")
-    test = f"is {name(Tensor, 'Tensor')} and {name(are_no_memory, 'are_no_memory')}"
-    for t in tangents:
-        script.line(f"if {t}.__class__ {test}({t}): {t} = {name(zeros_in_memory, 'zeros_in_memory')}({t})")
 
 
 def _give_away(script: Script, tangents: list[str]) -> None:

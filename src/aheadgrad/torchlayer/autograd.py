@@ -95,16 +95,6 @@ def bare_apply(node: type, attributes: Mapping[str, Any] | None = None) -> Calla
     return bound
 
 
-are_no_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
-"""Is a tensor one of the zeros without memory that formulas give as gradients (of `sgn`)?"""
-
-
-def zeros_in_memory(t: Tensor) -> Tensor:
-    """The same zeros, with the same history: ops cannot write over what has no memory, or what they make
-    of it."""
-    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device).zero_() + t
-
-
 class _WithSeparateTangents:
     """A node's class for others than the engine (compiled autograd), who do not know of lists."""
 

@@ -1,6 +1,5 @@
-"""Coordinates that a network stacks or joins: gradients are put together, and are eager's to the bit."""
+"""Derivatives by coordinates that a network stacks or joins are eager's to the bit."""
 
-import linecache
 from collections.abc import Callable
 
 import pytest
@@ -63,13 +62,3 @@ def test_second_derivatives_of_coordinates(join: str, count: int, wanted: str) -
     for expected, got in zip(*found, strict=True):
         assert (expected is None) == (got is None)
         assert expected is None or torch.equal(expected, got)
-
-
-def test_a_tensor_is_put_together() -> None:
-    weight, before = torch.randn(2, 5), set(linecache.cache)
-    fast = aheadgrad.compile(lambda x, t: torch.tanh(_stacked(x, t) @ weight), frontend="trace")
-    x, t = (torch.randn(4, requires_grad=True) for _ in range(2))
-    first = torch.autograd.grad(fast(x, t).sum(), (x, t), create_graph=True)
-    torch.autograd.grad(sum(g.pow(2).sum() for g in first), (x, t))
-    new = [k for k in linecache.cache if k.startswith("<aheadgrad") and k not in before]
-    assert any("_joined = " in "".join(linecache.getlines(k)) for k in new)
