@@ -19,7 +19,7 @@ from aheadgrad.recording.components import Component, Passage, Target, beyond
 from aheadgrad.recording.joint import Gradients
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.walks import Edge, walk
-from aheadgrad.torchlayer.autograd import edge_metadata, number_of, runs_python
+from aheadgrad.torchlayer.autograd import edge_metadata, number_of
 
 Ends = list[tuple[int, int]]
 """Of each end how many orders below it lies, and its number there."""
@@ -27,8 +27,8 @@ Ends = list[tuple[int, int]]
 
 def record_handing(level: Any, component: Component, pattern: Any, state: Any, request: Request) -> Any:
     """A backward that takes what is handed to it, and hands on; the gradients and the ends."""
-    if any(map(runs_python, component.nodes)) or component.boundary:
-        raise CaptureError("custom functions and parts of calls have backwards of their own")
+    if component.boundary:
+        raise CaptureError("parts of calls have backwards of their own")
     below = _orders_below(level)[request.hands - 1 :] if request.hands else []
     found = _ends(below, component, request) if below else {}
     wanted = request.wanted or (True,) * len(component.targets)
