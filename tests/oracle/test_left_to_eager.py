@@ -437,6 +437,13 @@ def test_as_strided_in_place_with_fewer_elements() -> None:
 
     uncompiled(viewed, plain, "as_strided_ shrinks or grows a tensor that has views")
 
+    def cut_off(a: Tensor) -> Tensor:
+        a.as_strided_((2, 2), (1, 2))
+        a.detach_()
+        return a.sum()
+
+    uncompiled(cut_off, plain, "a tensor that as_strided_ shrank or grew is cut off from its history")
+
 
 def test_a_view_that_is_a_leaf_inside_and_then_gets_a_history() -> None:
     def fn(a: Tensor) -> Tensor:

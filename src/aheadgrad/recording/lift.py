@@ -229,6 +229,8 @@ class Lift(TorchFunctionMode):
             session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
             current = ledger.current(given)
+            if current.numel() != given.numel():
+                raise FallbackError("a tensor that as_strided_ shrank or grew is cut off from its history")
             ledger.settle(current)
             ledger.disguise(
                 given, current.detach(), tracked=False
