@@ -59,6 +59,8 @@ def shape_check(fakes: list[Any]) -> tuple[Callable[..., bool], str]:
 
 
 _DYNAMO = "torch._dynamo.guards"
+_TOLD_OF_CHANGES = sys.version_info[:3] != (3, 13, 0)
+"""Python 3.13.0 does not tell those who watch a dictionary that an attribute has been set."""
 _OFTEN = 10_000
 
 
@@ -99,6 +101,8 @@ def unchanged_check(tables: tuple[dict[Any, Any], ...]) -> tuple[Callable[[Any],
     Python tells it, and does not listen when an empty dictionary is filled by `update`. After a change the
     check says no for good.
     """
+    if not _TOLD_OF_CHANGES:
+        return lambda _: False, tables  # so all is looked at again
     if _DYNAMO not in sys.modules:
         return _by_versions(tables)
     from torch._dynamo.guards import GuardManagerType
