@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections import OrderedDict
 from contextlib import AbstractContextManager
 from typing import Any
@@ -200,6 +201,13 @@ class OwnDict(dict[str, int]):
     pass
 
 
+told_of_changes = pytest.mark.skipif(
+    sys.version_info[:3] == (3, 13, 0),
+    reason="Python 3.13.0 does not tell of all changes: no check holds there",
+)
+
+
+@told_of_changes
 @pytest.mark.parametrize("kind", [dict, OrderedDict, OwnDict])
 @pytest.mark.parametrize("contents", [{}, {"a": 1}])
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -216,6 +224,7 @@ def test_a_changed_dictionary_is_noticed(kind: Any, contents: dict[str, int], pl
     assert not check(things)
 
 
+@told_of_changes
 def test_an_empty_dictionary_that_is_filled_at_once_is_noticed() -> None:
     tables = ({"k": 1}, dict[str, int](), {"l": 2})
     check, things = guards.unchanged_check(tables)
@@ -277,6 +286,7 @@ def test_the_check_of_a_tensor_sees_transforms(transform: Any) -> None:
     assert check(t)
 
 
+@told_of_changes
 @pytest.mark.parametrize("check_first", [True, False])
 def test_a_check_of_dictionaries_and_what_it_holds_end_in_any_order(check_first: bool) -> None:
     tables = tuple({"k": i} for i in range(3))
