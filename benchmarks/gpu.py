@@ -3,12 +3,16 @@
     python -m benchmarks.gpu                                  # all rows
     python -m benchmarks.gpu gpt2-16 resnet50 --limit 540     # some, within so many seconds
     python -m benchmarks.gpu --contenders aheadgrad --out results
+    python -m benchmarks.gpu resnet50 --contenders torch aheadgrad --together
 
 Each contender of a row runs in a process of its own, with empty caches, so that what one leaves behind (in
 memory, in caches) is none of the next one's business. In rows of second order the model is compiled, or
 ("whole") the loss with the derivative in it, by tracing. Cold compile is the time of the first step, after
 everything is imported. Peaks do not count what CUDA graphs hold in pools of their own. Results are added to a
 JSON file, and written as a table next to it.
+
+Steps that wait for the CPU take up to twice as long in one process as in the next one, whoever compiled them.
+`--together` measures the steps of a row again: all contenders in one process, in turns.
 """
 
 import argparse
@@ -78,8 +82,8 @@ def _compiler(contender: str) -> Callable[[Any], Any]:
     return lambda fn: aheadgrad.compile(fn, **options)
 
 
-def measure(name: str, contender: str, steps: int) -> dict[str, Any]:
-    """In this process."""
+def _made(name: str, contender: str) -> Callable[[], Any]:
+    """The step of a row."""
     import torch
 
     from . import gpu_models
@@ -92,8 +96,36 @@ def measure(name: str, contender: str, steps: int) -> dict[str, Any]:
     make = getattr(gpu_models, row.make)(*row.args)
     torch.manual_seed(1)
     whole = {"whole": True} if contender.startswith("whole") else {}
-    step = make(_compiler(contender), **whole)
+    step: Callable[[], Any] = make(_compiler(contender), **whole)
     torch.cuda.synchronize()
+    return step
+
+
+def together(name: str, contenders: Sequence[str], steps: int) -> dict[str, float]:
+    """Milliseconds for a step of each, in this process, in turns."""
+    import torch
+
+    made = {contender: _made(name, contender) for contender in contenders}
+    seen: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for step in made.values():
+        for _ in range(5):
+            step()
+    for _ in range(steps):
+        for contender, step in made.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(5):
+                step()
+            torch.cuda.synchronize()
+            seen[contender].append((time.perf_counter() - start) / 5 * 1e3)
+    return {contender: median(times) for contender, times in seen.items()}
+
+
+def measure(name: str, contender: str, steps: int) -> dict[str, Any]:
+    """In this process."""
+    import torch
+
+    step = _made(name, contender)
     start = time.perf_counter()
     loss = float(step())
     torch.cuda.synchronize()
@@ -115,9 +147,9 @@ def measure(name: str, contender: str, steps: int) -> dict[str, Any]:
     return {"step_ms": median(seen), "peak_gib": peak, "cold_s": cold, "loss": loss}
 
 
-def _in_a_process(name: str, contender: str, steps: int, seconds: float, caches: str) -> dict[str, Any]:
+def _in_a_process(what: Sequence[str], steps: int, seconds: float, caches: str) -> dict[str, Any]:
     env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=caches, TRITON_CACHE_DIR=f"{caches}/triton")
-    command = [sys.executable, "-m", "benchmarks.gpu", "--one", name, contender, "--steps", str(steps)]
+    command = [sys.executable, "-m", "benchmarks.gpu", *what, "--steps", str(steps)]
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
@@ -140,7 +172,7 @@ def in_turns(
                 print(f"no time left for {name}, {contender}", flush=True)
                 continue
             own = str(Path(caches, contender.replace(", ", "-")))
-            found = _in_a_process(name, contender, args.steps, min(left, args.each), own)
+            found = _in_a_process(["--one", name, contender], args.steps, min(left, args.each), own)
             print(name, contender, found, flush=True)
             before = row.get(contender, {})
             if i and "step_ms" in before and "step_ms" in found:
@@ -148,6 +180,20 @@ def in_turns(
                 found = {**before, "step_ms": fastest, "warm_s": found["cold_s"]}
             row[contender] = {**found, "date": args.date}
             yield
+
+
+def all_together(
+    name: str, row: dict[str, Any], contenders: Sequence[str], args: argparse.Namespace, until: float
+) -> Iterator[None]:
+    """One row: steps in turns, in one process; the rest as it was measured before."""
+    with tempfile.TemporaryDirectory() as caches:
+        what = ["--these", name, *contenders]
+        found = _in_a_process(what, args.steps, min(until - time.monotonic(), args.each), caches)
+    print(name, "together", found, flush=True)
+    for contender in () if "error" in found else contenders:
+        before = row.setdefault(contender, {"peak_gib": 0.0, "cold_s": 0.0, "loss": 0.0, "date": args.date})
+        before.update({"step_ms": found[contender], "together": args.date})
+    yield
 
 
 def about() -> dict[str, str]:
@@ -191,11 +237,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="processes per contender, in turns")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--name", default="gpu", help="of the files that are written")
+    parser.add_argument("--together", action="store_true", help="steps only: in one process, in turns")
+    parser.add_argument("--these", nargs="+", metavar=("ROW", "CONTENDER"), help="the same here, print JSON")
     parser.add_argument("--one", nargs=2, metavar=("ROW", "CONTENDER"), help="measure here, print JSON")
     args = parser.parse_args()
     if args.one:
         row, contender = args.one
         print(json.dumps(measure(row, contender, args.steps)))
+        return 0
+    if args.these:
+        row, *contenders = args.these
+        print(json.dumps(together(row, contenders, args.steps)))
         return 0
     until = time.monotonic() + args.limit
     args.out.mkdir(parents=True, exist_ok=True)
@@ -205,7 +257,8 @@ def main() -> int:
     args.date = results["about"]["date"]
     for name in args.rows or ROWS:
         row = results["rows"].setdefault(name, {})
-        for _ in in_turns(name, row, args.contenders or ROWS[name].contenders, args, until):
+        way = all_together if args.together else in_turns
+        for _ in way(name, row, args.contenders or ROWS[name].contenders, args, until):
             stored.write_text(json.dumps(results, indent=1) + "\n")
             stored.with_suffix(".md").write_text(text(results))
     print(text(results))
