@@ -222,7 +222,8 @@ def text(results: dict[str, Any]) -> str:
             for key in ("step_ms", "peak_gib", "cold_s"):
                 ratio = "" if base is None or not base[key] else f"{found[key] / base[key]:.2f}"
                 cells += [f"{found[key]:.3f}", ratio]
-            told = [*cells, f"{found['loss']:.5f}", found["date"]]
+            dates = found["date"] + (f"; step in turns {found['together']}" if "together" in found else "")
+            told = [*cells, f"{found['loss']:.5f}", dates]
             lines.append(f"| {name} | {contender} | {' | '.join(told)} |")
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from aheadgrad.frontends.compiled import Described
 # Thousands of tests in one process make a million objects, and looking through all of them again and again
 # takes a good part of the time. Tests that are about garbage collect it themselves.
 gc.set_threshold(20_000, 20, 50)
-# Tests compare with eager to the last bit, whatever the default may be. Processes started here inherit this.
+# Tests compare with eager to the last bit: those of a backend name it. Processes started here inherit this.
 os.environ.setdefault("AHEADGRAD_BACKEND", "eager")
 # Inductor compiles in this process: its threads would change the list of warnings under others' hands.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

@@ -224,12 +224,12 @@ def test_the_journal_has_the_time_of_both_compiles() -> None:
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inductor as the default of a process, which nobody names."""
-    monkeypatch.setenv("AHEADGRAD_BACKEND", "inductor")
+    """Tests name eager as the default (conftest); here nobody does."""
+    monkeypatch.delenv("AHEADGRAD_BACKEND")
 
 
 @pytest.mark.usefixtures("unnamed")
-def test_as_the_default_of_a_process_it_is_that_of_torch_compile_too() -> None:
+def test_the_default_fuses_and_torch_compile_gets_it_too() -> None:
     def fn(x: Tensor) -> Tensor:
         return (torch.sin(x) * x.sum(-1, keepdim=True)).relu()
 
@@ -357,8 +357,6 @@ def test_inductor_as_the_default_or_eager_with_one_warning(monkeypatch: pytest.M
     from aheadgrad.options import Options
 
     monkeypatch.delenv("AHEADGRAD_BACKEND")
-    assert registry.settled(Options(), "cpu").backend is compile_eager
-    monkeypatch.setenv("AHEADGRAD_BACKEND", "inductor")
     registry.default_backend.cache_clear()
     assert registry.settled(Options(), "cpu").backend == registry.Inductor()
     assert registry.settled(Options(mode="max-autotune"), "cpu").backend == registry.Inductor("max-autotune")

@@ -55,9 +55,9 @@ def compile(
         loss = fast(batch).sum()
         loss.backward()
 
-    `backend="eager"`, the default, runs the same ops as eager, with the same results to the last bit.
-    `backend="inductor"` fuses ops and rounds as `torch.compile` does; `mode` is one of its modes:
-    "reduce-overhead" uses CUDA graphs, "max-autotune" tries out many kernels (docs/backends.md).
+    By default Inductor fuses ops and rounds as `torch.compile` does, where there is a C++ compiler or Triton;
+    `mode` is one of its modes: "reduce-overhead" uses CUDA graphs, "max-autotune" tries out many kernels.
+    `backend="eager"` runs the same ops as eager, with the same results to the last bit (docs/backends.md).
 
     `memory="less"` and `memory_budget` save less for the backward, and compute more again (docs/memory.md).
     Derivatives of any order work; `any_order=False` gives up all but the first.

@@ -57,7 +57,7 @@ def register_backend(name: str) -> Callable[[Backend], Backend]:
     return register
 
 
-DEFAULT = "eager"
+DEFAULT = "inductor"
 """The backend where nobody names one (nor does the environment variable AHEADGRAD_BACKEND)."""
 
 

@@ -2,7 +2,7 @@
 
 >>> from aheadgrad.testing import compare, generate
 >>> program = generate(seed=7)
->>> compare(program.fn, aheadgrad.compile(program.fn), program.make_inputs)
+>>> compare(program.fn, aheadgrad.compile(program.fn, backend="eager"), program.make_inputs)
 []
 """
 

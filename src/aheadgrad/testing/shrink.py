@@ -5,7 +5,7 @@ none does. Candidates come from removing runs of lines (a removed ``v2 = v1.sin(
 its place), taking lines out of blocks, removing results, removing arguments, and making arguments
 simpler. A candidate that cannot even be built, or whose predicate raises, counts as not failing.
 
-    small = shrink(program, lambda p: bool(compare(p.fn, compile(p.fn), p.make_inputs)))
+    small = shrink(program, lambda p: bool(compare(p.fn, compile(p.fn, backend="eager"), p.make_inputs)))
 """
 
 from __future__ import annotations
