@@ -12,7 +12,7 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.facts.facts import Facts, Geometry
 from aheadgrad.joint.level import Joint, Target
-from aheadgrad.torchlayer.autograd import set_grad_enabled, set_version
+from aheadgrad.torchlayer.autograd import set_grad_enabled, set_versions
 
 
 @dataclass(eq=False)
@@ -42,7 +42,6 @@ class Assembly:
     view_results: frozenset[int]
     inference: bool
     members: tuple[str, ...] = ()
-    held_as_they_are: frozenset[str] = frozenset()  # subclasses that the call does not change
     returns: Callable[[list[str]], str] | None = None
     used_before: tuple[str, ...] = ()  # leaves that are used before they change their shape out of sight
     names: Namespace = field(default_factory=Namespace)
@@ -80,6 +79,13 @@ def geometry_text(script: Script, g: Geometry) -> str:
 
 def emit_bump(script: Script, target: str, by: int) -> None:
     """Moves a version counter."""
-    if by:
-        name = script.names.name(set_version, "set_version")
-        script.line(f"{name}({target}, {target}._version {'+' if by > 0 else '-'} {abs(by)})")
+    emit_bumps(script, [(target, by)])
+
+
+def emit_bumps(script: Script, bumps: list[tuple[str, int]]) -> None:
+    """Moves version counters."""
+    moved = [(target, by) for target, by in bumps if by]
+    if moved:
+        name = script.names.name(set_versions, "set_versions")
+        new = "".join(f"{target}._version {'+' if by > 0 else '-'} {abs(by)}, " for target, by in moved)
+        script.line(f"{name}(({''.join(f'{target}, ' for target, _ in moved)}), ({new}))")

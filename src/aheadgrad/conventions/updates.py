@@ -7,8 +7,10 @@ counter moves as far as it did in the recorded run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from aheadgrad.conventions import whole_subclasses
-from aheadgrad.conventions.assembly import Assembly, emit_bump, geometry_text, without_grad
+from aheadgrad.conventions.assembly import Assembly, emit_bump, emit_bumps, geometry_text, without_grad
 from aheadgrad.conventions.interior import keep_viewed
 from aheadgrad.emit.script import Script
 from aheadgrad.facts.facts import InputFacts
@@ -103,11 +105,13 @@ def emit_versions(script: Script, a: Assembly) -> None:
     """Version counters move before anything is saved: what is saved was saved after the changes."""
     if a.inference:
         return
+    bumps = []
     for fact in a.facts.inputs:
         if fact.index in a.joint.in_graph:
-            emit_bump(script, a.input_names[fact.index], fact.version_bumps - 1)  # one is the graph's
+            bumps.append((a.input_names[fact.index], fact.version_bumps - 1))  # one is the graph's
         elif fact.index >= 0 and fact.history_changed and fact.parts is None:
-            emit_bump(script, a.input_names[fact.index], fact.version_bumps)
+            bumps.append((a.input_names[fact.index], fact.version_bumps))
+    emit_bumps(script, bumps)
 
 
 def emit_watches(script: Script, a: Assembly) -> None:
@@ -116,8 +120,13 @@ def emit_watches(script: Script, a: Assembly) -> None:
         first = node.exits[0]
         made = f"{'r' if first < a.joint.count else 'passage'}{first}.grad_fn"
         if node.watches:
+            names: dict[tuple[int, ...], list[str]] = {}
+            for w in node.watches:
+                names.setdefault(w.outputs, []).extend([w.name] if w.name else [])
             watched = "".join(
-                f"({_held(a, w.name)}, {w.name}._version, {w.outputs}), " for w in node.watches if w.name
+                f"(({_all(_held(a, n) for n in here)}), ({_all(f'{n}._version' for n in here)}), {outputs}), "
+                for outputs, here in names.items()
+                if here
             )
             once = next((w.outputs for w in node.watches if not w.name), ())
             script.line(f"{made}.watch = (({watched}), {once})")
@@ -126,9 +135,14 @@ def emit_watches(script: Script, a: Assembly) -> None:
             script.line(f"{script.names.name(keep_viewed, 'keep_viewed')}({made}, {given})")
 
 
+def _all(texts: Iterable[str]) -> str:
+    return "".join(f"{text}, " for text in texts)
+
+
 def _held(a: Assembly, name: str) -> str:
     """What shares a tensor's version counter, and does not hold on to the node."""
-    return name if name in a.held_as_they_are else f"{name}.detach()"
+    changed = {f"p{f.index}" for f in a.facts.inputs if f.history_changed}
+    return f"{name}.detach()" if name.startswith("r") or name in changed else name
 
 
 def emit_leaves(script: Script, a: Assembly) -> None:

@@ -118,13 +118,6 @@ def forward_of_wholes(joint: Joint, forward: Executable, results: int) -> Execut
     return _boxed("forward_of_wholes", inline, tensors + len(joint.numbers), keep_places=True)
 
 
-def unchanged_wholes(joint: Joint) -> frozenset[str]:
-    """What inputs are called that are subclasses and have no part in the node's outputs."""
-    changed = {f.index for f in joint.facts.inputs if f.history_changed}
-    entrances = enumerate(joint.entrances)
-    return frozenset(f"p{i}" for i, e in entrances if type(e.value) is Bundle and i not in changed)
-
-
 def backward_of_wholes(gradients: Gradients, run: Executable, saved: int, more: int = 0) -> Executable:
     """A backward that takes tangents and returns gradients as whole tensors, and more behind them."""
     tangents = [t for t in gradients.tangents if t is not None]

@@ -6,6 +6,8 @@ Each value is dropped after its last use, so that memory is freed as early as in
 from __future__ import annotations
 
 import keyword
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -19,7 +21,7 @@ from aheadgrad.emit.scalars import with_constant
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
-from aheadgrad.torchlayer.dispatch import below_autograd
+from aheadgrad.torchlayer.dispatch import AUTOGRAD, VIEWS, forward_ad, hide, hides
 from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
 
 _SUM = torch.ops.aten.sum.dim_IntList
@@ -70,10 +72,23 @@ class _Body:
             self._drop(self._unused_places())
         self._ops(early, dropped)
         if first:
-            with self.script.block(f"with {self.space.name(below_autograd, 'below_autograd')}():"):
+            with self._below_autograd():
                 self._ops(first, dropped)
         self._ops(rest, dropped)
         return [self._argument(r) for r in self.program.results]
+
+    @contextmanager
+    def _below_autograd(self) -> Iterator[None]:
+        """Lines that skip autograd; except that of dual numbers, which takes part even without grad mode."""
+        autograd, views = self.space.name(AUTOGRAD, "AUTOGRAD"), self.space.name(VIEWS, "VIEWS")
+        level = f"{self.space.name(forward_ad, 'forward_ad')}._current_level"
+        call = self.space.name(hide, "hide")
+        self.script.line(f"above = {level} < 0 and not {self.space.name(hides, 'hides')}({autograd})")
+        self.script.line(f"if above: {call}({autograd}, True); {call}({views}, True)")
+        with self.script.block("try:"):
+            yield
+        with self.script.block("finally:"):
+            self.script.line(f"if above: {call}({autograd}, False); {call}({views}, False)")
 
     def _ops(self, ops: list[Op], dropped: dict[Op, list[Value]]) -> None:
         for op in ops:

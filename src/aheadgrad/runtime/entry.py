@@ -10,7 +10,7 @@ import torch
 
 from aheadgrad.backends.contract import Executable
 from aheadgrad.conventions.assembly import Assembly, NodeCall
-from aheadgrad.conventions.whole_subclasses import backward_of_wholes, forward_of_wholes, unchanged_wholes
+from aheadgrad.conventions.whole_subclasses import backward_of_wholes, forward_of_wholes
 from aheadgrad.emit.script import Namespace
 from aheadgrad.emit.sizes import SizeTexts
 from aheadgrad.facts.facts import Fresh
@@ -116,7 +116,6 @@ class _Making:
             view_results=self.views,
             inference=torch.is_inference_mode_enabled(),
             members=tuple(f"m{k}" for k in range(len(joint.members))),
-            held_as_they_are=unchanged_wholes(joint),
             used_before=_used_before(joint),
             names=Namespace(sizes),
         )

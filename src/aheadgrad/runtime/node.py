@@ -6,7 +6,7 @@ what the backward needs, and hands tangents to the backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +70,10 @@ def make_node(
     """
     names = Namespace()
     if direct is not None:
-        forward, forward_source = direct.write(names, ways)
+        forward, forward_source = direct.write(names, ways, higher)
     else:
-        forward, forward_source = _forward(names, outputs, saved, sizes, ways)
+        first = None if visits_below else higher
+        forward, forward_source = _forward(names, outputs, saved, sizes, inputs, ways, first)
     arrange = Arrangement() if direct is None else Arrangement(direct.positions, len(direct.inputs))
     if inputs:
         asked = watched, visits_below, feeds, selects, little, fresh, holding, apart, viewed
@@ -148,15 +149,15 @@ class Direct:
     saved: tuple[str, ...]
     outputs: int
 
-    def write(self, names: Namespace, ways: Ways) -> tuple[Any, str]:
+    def write(self, names: Namespace, ways: Ways, higher: Higher) -> tuple[Any, str]:
         script = Script("node_forward", names)
         values = self.inline(script, list(self.inputs), keep_places=True)
         script.line(f"{''.join(f'r{i}, ' for i in range(self.results))}= {', '.join(values)},")
         for i in sorted(self.views):
             script.line(f"r{i} = r{i}.detach()")
         outs = [f"r{i}" for i in range(self.outputs)]
-        loose = [self.inputs[ways.positions[k]] for k in ways.loose]
-        _link(script, ways, _tuple(outs), _tuple(self.saved), loose)
+        _link(script, ways, _tuple(outs), _tuple(self.saved), self.inputs)
+        _know_leaves(script, ways, higher, [self.inputs[p] for p in self.positions])
         if self.outputs > 1:
             script.line("ctx.set_materialize_grads(False)")
         if self.saved:
@@ -169,19 +170,34 @@ def _tuple(texts: Iterable[str]) -> str:
     return f"({''.join(f'{t}, ' for t in texts)})"
 
 
-def _link(script: Script, ways: Ways, outs: str, saved: str, loose: list[str]) -> None:
+def _link(script: Script, ways: Ways, outs: str, saved: str, inputs: Sequence[str]) -> None:
     """Inputs that are neither saved nor leaves get links."""
+    loose = [inputs[ways.positions[k]] for k in ways.loose]
     if loose:
         with script.block(f"if not ({' and '.join(f'{x}.is_leaf' for x in loose)}):"):
             make = script.names.name(link_to_edges if ways.reshaped else link, "link")
             script.line(f"return {make}(ctx, {outs}, {saved}, {_tuple(loose)})")
 
 
-def _forward(names: Namespace, outputs: int, saved: int, sizes: int, ways: Ways) -> tuple[Any, str]:
+def _know_leaves(script: Script, ways: Ways, higher: Higher, inputs: list[str]) -> None:
+    """Where gradients are differentiated, a node will need its leaves: it is cheaper to keep than to find
+    them."""
+    met = f"{script.names.name(higher.handing, 'handing')}.is_met"
+    carried = [x for x, j in zip(inputs, ways.carried, strict=True) if j is not None]  # others are, by now
+    with script.block(f"if {' and '.join([met, *(f'{x}.is_leaf' for x in carried)])}:"):
+        script.line(f"ctx.leaves = {_tuple(inputs)}")
+
+
+def _forward(
+    names: Namespace, outputs: int, saved: int, sizes: int, inputs: int, ways: Ways, higher: Higher | None
+) -> tuple[Any, str]:
     script = Script("node_forward", names)
     if sizes:
         script.line("ctx.sizes = sizes")
-    _link(script, ways, "outs", "saved", [f"inputs[{ways.positions[k]}]" for k in ways.loose])
+    given = [f"inputs[{k}]" for k in range(inputs)]
+    _link(script, ways, "outs", "saved", given)
+    if higher is not None and inputs:
+        _know_leaves(script, ways, higher, given)
     script.line("ctx.set_materialize_grads(False)")
     if saved:
         script.line("ctx.save_for_backward(*saved)")

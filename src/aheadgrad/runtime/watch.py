@@ -128,16 +128,17 @@ def _updated_and_saved(joint: Joint, sources: set[Any], exact: set[Any]) -> dict
 
 def check_watched(ctx: Any, present: tuple[bool, ...]) -> None:
     """Tensors that eager saves and we do not; the caller must not have changed them since."""
-    watched: tuple[tuple[Tensor, int, tuple[int, ...]], ...] | None
+    watched: tuple[tuple[tuple[Tensor, ...], tuple[int, ...], tuple[int, ...]], ...] | None
     watched, once = ctx.watch
     if watched is None and any(present[k] for k in once):
         raise RuntimeError(BACKWARD_TWICE)
     if not keeps_graph():
         ctx.watch = None, once
-    for tensor, expected, outputs in watched or ():
-        if tensor._version != expected and any(present[k] for k in outputs):
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
-                f"expected version {expected} instead."
-            )
+    for tensors, versions, outputs in watched or ():
+        for tensor, expected in zip(tensors, versions, strict=True):
+            if tensor._version != expected and any(present[k] for k in outputs):
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace "
+                    f"operation: [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; "
+                    f"expected version {expected} instead."
+                )

@@ -54,8 +54,12 @@ def version(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
 
 
+set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None]
+set_versions = torch._C._autograd._unsafe_set_version_counter
+
+
 def set_version(t: Tensor, value: int) -> None:
-    torch._C._autograd._unsafe_set_version_counter((t,), (value,))
+    set_versions((t,), (value,))
 
 
 def same_version_counter(a: Tensor, b: Tensor) -> bool:

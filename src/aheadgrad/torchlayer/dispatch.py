@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import operator
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
@@ -19,6 +18,8 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
+    "AUTOGRAD",
+    "VIEWS",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
@@ -26,7 +27,6 @@ __all__ = [
     "TorchFunctionMode",
     "active_function_modes",
     "as_called",
-    "below_autograd",
     "default_devices",
     "deterministic_mode",
     "deterministic_warns",
@@ -34,7 +34,10 @@ __all__ = [
     "dispatch_restored",
     "dual_level",
     "duals_hidden",
+    "forward_ad",
     "function_modes",
+    "hide",
+    "hides",
     "in_transform",
     "is_composite",
     "is_mutable",
@@ -56,21 +59,10 @@ deterministic_mode = torch._C._get_deterministic_algorithms
 deterministic_warns = torch._C._get_deterministic_algorithms_warn_only
 _call_boxed = torch._C._dispatch_call_boxed
 _find_op = torch._C._dispatch_find_schema_or_throw
-_exclude = torch._C._ExcludeDispatchKeyGuard
-_keys = torch._C.DispatchKey
-_nothing = torch._C.DispatchKeySet(_keys.Undefined)
-_autograd = functools.reduce(
-    operator.or_,
-    map(
-        torch._C.DispatchKeySet,
-        (
-            _keys.AutogradFunctionality,
-            _keys.AutogradOther,
-            _keys.AutogradNestedTensor,
-            _keys.ADInplaceOrView,
-        ),
-    ),
-)
+AUTOGRAD, VIEWS = torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView
+hides: Callable[[Any], bool] = torch._C._dispatch_tls_is_dispatch_key_excluded
+hide: Callable[[Any, bool], None] = torch._C._dispatch_tls_set_dispatch_key_excluded
+"""Do ops skip autograd, or what it knows of views and versions, and shall they? Half a context's time."""
 no_function_modes = torch._C.DisableTorchFunction
 
 
@@ -168,12 +160,6 @@ def is_view_op(op: object) -> bool:
         return False
     first = op._schema.arguments[:1]
     return bool(first and first[0].alias_info is not None and not first[0].alias_info.is_write)
-
-
-def below_autograd() -> Any:
-    """A context in which ops skip autograd; except that of dual numbers, which takes part even without grad
-    mode."""
-    return _exclude(_autograd if forward_ad._current_level < 0 else _nothing)
 
 
 def without_frame(op: Any, args: Sequence[Any]) -> Any:
