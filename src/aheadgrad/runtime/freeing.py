@@ -37,7 +37,8 @@ class Lifetime:
         self.below: Lifetime | None = node.below
 
     def hand(self, task: int, given: dict[int, Any]) -> None:
-        """Tangents by their place, for the node's backward, which is still to come."""
+        """Tangents by their place, for the node's backward, which is still to come. What comes to a place
+        where something waits goes to `~place`."""
         waiting = self.waiting
         if waiting is None:
             self.waiting = {task: given}
@@ -49,8 +50,11 @@ class Lifetime:
             waiting[task] = given
             return
         for place, t in given.items():
-            known = here.get(place)
-            here[place] = t if known is None else known + t
+            if place in here:  # the node's backward adds them up, as the first thing it does
+                if ~place in here:
+                    here[place] = here[place] + here[~place]
+                place = ~place
+            here[place] = t
 
     def take(self, task: int) -> dict[int, Any] | None:
         self.ran = task

@@ -102,11 +102,12 @@ class Handing:
         made = self.made.get(key)
         if made is None and key not in self.made:
             pattern, wanted, numbers, hands = key
-            if numbers != (in_order := tuple(sorted(numbers))):
+            if numbers != (in_order := tuple(sorted(numbers, key=lambda n: (_place(n), n < 0)))):
                 made = self.made[key] = self._find(below, (pattern, wanted, in_order, hands))
                 return made
             with RECORDING:
-                found = self.steps.handing(self.component, self.saved, pattern, wanted, numbers, hands=hands)
+                handed = tuple(map(_place, numbers))
+                found = self.steps.handing(self.component, self.saved, pattern, wanted, handed, hands=hands)
                 if found is not None and (not hands or _all_taken(below, found[1])):
                     made = self._written(pattern, numbers, *found)
                 self.made[key] = made
@@ -119,11 +120,11 @@ class Handing:
         script = Script("handing_backward")
         saved = [f"s{k}" for k in range(len(self.saved.tensors))]
         tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
-        handed = [f"h{k}" for k in numbers]
+        handed = [f"h{k}" for k in range(len(numbers))]
         if saved:
             script.line(f"{''.join(f'{s}, ' for s in saved)}*_, = node.saved_tensors")
-        for number in numbers:
-            script.line(f"h{number} = handed.pop({number})")
+        for k, number in enumerate(numbers):
+            script.line(f"h{k} = handed.pop({number})")
         script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
         script.line("tangents.clear()")
         script.line("node.maybe_clear_saved_tensors()")
@@ -150,6 +151,11 @@ class Handing:
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
+
+
+def _place(number: int) -> int:
+    """The place of something that waits (see `Lifetime.hand`)."""
+    return max(number, ~number)
 
 
 def _present(given: dict[int, Tensor | None]) -> dict[int, Tensor]:
