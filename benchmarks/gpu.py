@@ -102,7 +102,7 @@ def _made(name: str, contender: str) -> Callable[[], Any]:
 
 
 def together(name: str, contenders: Sequence[str], steps: int) -> dict[str, float]:
-    """Milliseconds for a step of each, in this process, in turns."""
+    """Milliseconds for a step of each, in this process, in turns, and in both orders."""
     import torch
 
     made = {contender: _made(name, contender) for contender in contenders}
@@ -110,12 +110,12 @@ def together(name: str, contenders: Sequence[str], steps: int) -> dict[str, floa
     for step in made.values():
         for _ in range(5):
             step()
-    for _ in range(steps):
-        for contender, step in made.items():
+    for turn in range(steps):
+        for contender in contenders if turn % 2 else reversed(contenders):
             torch.cuda.synchronize()
             start = time.perf_counter()
             for _ in range(5):
-                step()
+                made[contender]()
             torch.cuda.synchronize()
             seen[contender].append((time.perf_counter() - start) / 5 * 1e3)
     return {contender: median(times) for contender, times in seen.items()}
