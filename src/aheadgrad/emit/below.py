@@ -1,12 +1,13 @@
 """Which ops of a program need not pass autograd, which has nothing to do for them without grad mode.
 
-What autograd does all the same is to note which tensors are views of which, so that writes to one show in the
-other's version. That matters where somebody else sees both: views among the results are taken afterwards, and
-views of what was given before.
+What autograd does all the same is to note which tensors are views of which, so that writes to one show in
+the other's version. That matters where somebody else sees both: results that share memory are taken
+afterwards, and views of what was given before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from aheadgrad.program.program import Program
@@ -24,11 +25,12 @@ def ops_below(program: Program) -> tuple[set[Op], set[Op]]:
         return set(), set()
     makers = {v: op for op in ops for v in op.values}
     outputs = [(slot, _behind(makers, v)) for slot, v in program.outputs if type(v) is Value]
+    roots = Counter(root for _, (*_, root) in outputs)
     seen = {root for slot, (*_, root) in outputs if not _is_inside(slot)}
     unknown = [
         (views, root)
         for slot, (*views, root) in outputs
-        if not _is_inside(slot) or root in seen or root not in makers
+        if root not in makers or (roots[root] > 1 and root in seen)
     ]
     late = _late(program, {v for views, root in unknown for v in (*views, root)})
     early = {makers[v] for views, root in unknown if root not in makers for v in views} - late

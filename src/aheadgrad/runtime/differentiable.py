@@ -56,11 +56,11 @@ class Higher:
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any]:
         """Gradients with a history, one per input that the node leads to; None where not wanted."""
-        looks = tuple([None if t is None else _look(t) for t in tangents])
+        looks = tuple([t if t is None else _look(t) for t in tangents])
         step = self.known.get((looks, wanted))
         if step is None or any_autocast():
             return self._run(ctx, tangents, wanted, looks)
-        life = lifetime_of(ctx)
+        life = ctx.lifetime or lifetime_of(ctx)
         life.handing = self.handing
         grads: list[Any] = step(ctx, life, *tangents)
         return grads
@@ -140,10 +140,10 @@ def one_by_one(
     ]
 
 
-def _requiring(tangents: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
-    return tuple(t is not None and t.requires_grad for t in tangents)
-
-
 def _look(t: Tensor) -> Any:
     """How a tangent is laid out, and whether it requires grad; False where there is more to it."""
     return t.__class__ is Tensor and not is_batched(t) and (t.stride(), t.requires_grad)
+
+
+def _requiring(tangents: tuple[Tensor | None, ...]) -> tuple[bool, ...]:
+    return tuple(t is not None and t.requires_grad for t in tangents)

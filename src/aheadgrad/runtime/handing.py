@@ -54,11 +54,10 @@ class Handing:
         below: Lifetime | None = node.below
         task = running_backward()
         handed = own.take(task) if own is not None else None
-        if transform_level() is None:
-            pattern = tuple([_look(t) for t in tangents])
-            plain = False not in pattern
-        else:
-            plain = False
+        plain = transform_level() is None
+        for t in tangents:
+            if t is not None and (t.__class__ is not Tensor or is_batched(t)):
+                plain = False
         hands = _first_taking(below, task) if plain and below is not None else 0
         if not handed and not hands:
             return None
@@ -67,9 +66,10 @@ class Handing:
             return self._one_after_the_other(node, tangents, handed, wanted)
         if self.laid_out:
             tangents[:] = map(laid_out, tangents, self.component.expected)
-            pattern = tuple([_look(t) for t in tangents])
+        pattern = tuple([t if t is None else t.stride() for t in tangents])
         numbers = tuple(handed)
-        made = self._find(below, (pattern, wanted, numbers, hands)) if hands else None
+        key = pattern, wanted, numbers, hands
+        made = self.made.get(key) or (self._find(below, key) if hands else None)
         if made is None:
             if not handed:
                 return None
@@ -160,11 +160,6 @@ def _place(number: int) -> int:
 
 def _present(given: dict[int, Tensor | None]) -> dict[int, Tensor]:
     return {place: t for place, t in given.items() if t is not None}
-
-
-def _look(t: Tensor | None) -> Any:
-    """How a tangent is laid out; False where there is more to it."""
-    return None if t is None else t.__class__ is Tensor and not is_batched(t) and t.stride()
 
 
 def _first_taking(below: Lifetime, task: int) -> int:

@@ -10,7 +10,6 @@ def differentiable_backward(ctx, life, t0):
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +33,6 @@ from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 from aheadgrad.torchlayer.wanted import find_leaves, places_of_none
 
-differentiable_runs: Counter[int] = Counter()
-"""How many differentiable backwards ran compiled, by the order of the derivatives they gave."""
-
 
 @dataclass(frozen=True, eq=False)
 class NextNode:
@@ -57,7 +53,6 @@ class NextNode:
 class Step:
     """One differentiable backward: its program, and the nodes that adopt the gradients."""
 
-    order: int
     program: Executable
     results: int
     gradients: int
@@ -111,7 +106,6 @@ class Step:
                             script.line(f"node.inner = {inner}(node.leaves)")
         with script.block(f"if not {name(keeps_graph, 'keeps_graph')}():"):  # create_graph, but not retained
             script.line(f"life.freed = {BEFORE}")
-        script.line(f"{name(differentiable_runs, 'differentiable_runs')}[{self.order}] += 1")
         script.line(f"return [{', '.join(f'r{i}' for i in range(self.gradients))}]")
         return script.function(", ".join(["ctx", "life", *(f"t{i}" for i in range(len(self.tangents)))]))[0]
 
@@ -199,7 +193,6 @@ def make_step(
         nodes.append(NextNode(apply, component.exits, kept, inputs, bool(back.loose)))
     parts = sum(len(values_of(e.value)) for e in level.leaving)
     step = Step(
-        level.order,
         program,
         level.count + len(split.program.results) - parts,
         level.count,

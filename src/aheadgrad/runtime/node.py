@@ -182,6 +182,8 @@ def _link(script: Script, ways: Ways, outs: str, saved: str, inputs: Sequence[st
 def _know_leaves(script: Script, ways: Ways, higher: Higher, inputs: list[str]) -> None:
     """Where gradients are differentiated, a node will need its leaves: it is cheaper to keep than to find
     them."""
+    if not ways.carried:  # for first order only
+        return
     met = f"{script.names.name(higher.handing, 'handing')}.is_met"
     carried = [x for x, j in zip(inputs, ways.carried, strict=True) if j is not None]  # others are, by now
     with script.block(f"if {' and '.join([met, *(f'{x}.is_leaf' for x in carried)])}:"):

@@ -33,8 +33,7 @@ _ALL = frozenset[int]()
 class _Last(threading.local):
     """The backward that this thread saw last, and what it is to find gradients of (None: not known)."""
 
-    task = -1
-    named: frozenset[int] | None = None
+    seen: tuple[int, frozenset[int] | None] = -1, None
 
 
 _last = _Last()
@@ -47,13 +46,9 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     those), and knows them then.
     """
     task = running_backward()  # threads count by themselves
-    if _last.task != task:
-        _last.task = task
-        try:
-            _last.named = _named(_frame(2))  # after the backward itself: the caller, if in this thread
-        except ValueError:
-            _last.named = None
-    named = _last.named
+    last, named = _last.seen
+    if last != task:
+        named = _asked_for(task)
     if named is _ALL:
         return None
     if named is None:
@@ -87,25 +82,26 @@ def places_of_none(leaves: tuple[Tensor | None, ...]) -> tuple[int, ...]:
 def accumulates() -> bool:
     """Does the running backward go to all leaves? For the backward of a node to call, itself."""
     task = running_backward()
-    if _last.task != task:
-        try:
-            _last.named = _named(_frame(2))
-        except ValueError:
-            _last.named = None
-        _last.task = task
-    return _last.named is _ALL
+    last, named = _last.seen
+    return (named if last == task else _asked_for(task)) is _ALL
 
 
-def _named(caller: Any) -> frozenset[int] | None:
-    """The tensors that a backward is to find gradients of, if this frame is its caller."""
-    if caller.f_code is not _CALLER:
-        return None
-    inputs = caller.f_locals["args"][3]
-    if not inputs:
-        return _ALL
-    if GradientEdge in set(map(type, inputs)):  # which may name a leaf without its tensor
-        return None
-    return frozenset(map(id, inputs))
+def _asked_for(task: int) -> frozenset[int] | None:
+    """The tensors that a backward is to find gradients of, if its caller is to be seen: right above the frame
+    of a node's backward, which is two above this one."""
+    named = None
+    try:
+        caller = _frame(3)
+    except ValueError:  # in another thread
+        caller = None
+    if caller is not None and caller.f_code is _CALLER:
+        inputs = caller.f_locals["args"][3]
+        if not inputs:
+            named = _ALL
+        elif GradientEdge not in set(map(type, inputs)):  # which may name a leaf without its tensor
+            named = frozenset(map(id, inputs))
+    _last.seen = task, named
+    return named
 
 
 def _goes_to(edge: Any) -> bool:
