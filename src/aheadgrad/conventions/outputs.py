@@ -27,7 +27,7 @@ from aheadgrad.facts.facts import (
     TheInput,
     ViewOf,
 )
-from aheadgrad.joint.level import slot_of_root
+from aheadgrad.joint.level import slot_of_root, slots_apart
 from aheadgrad.program.slots import Slot, UserOutput
 from aheadgrad.torchlayer.autograd import set_creation_meta, set_version
 
@@ -79,6 +79,13 @@ def emit_strides(script: Script, a: Assembly) -> None:
         if isinstance(fact, Fresh) and fact.geometry is not None:
             name = f"r{_position(a, UserOutput(j))}"
             script.line(f"{name} = {name}.as_strided({geometry_text(script, fact.geometry)}).detach()")
+
+
+def emit_apart(script: Script, a: Assembly) -> None:
+    """Version counters of their own."""
+    for slot in slots_apart(a.facts):
+        name = f"r{_position(a, slot)}"
+        script.line(f"{name} = {name}.data")
 
 
 def emit_unseen_looks(script: Script, a: Assembly) -> None:

@@ -132,12 +132,13 @@ class InputRoot:
 
 @dataclass(frozen=True)
 class FreshRoot:
-    """Made by the program: user output `output`, or an extra base `base`."""
+    """Made by the program: user output `output`, or an extra base `base`. `apart`: see `Fresh`."""
 
     output: int | None
     base: int | None
     differentiable: bool = False
     leaf: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class Fresh:
 
     `leaf`: made to require grad inside, without a history. `geometry`: strides to give to the
     program's result where they differ from eager's (in dimensions of size one). `history_look`: what
-    autograd takes its size to be, if its shape was changed out of autograd's sight.
+    autograd takes its size to be, if its shape was changed out of autograd's sight. `apart`: taken with `.data`
+    from what nobody else sees: writes to it do not show in the version of what was saved there.
     """
 
     differentiable: bool
@@ -192,6 +194,7 @@ class Fresh:
     is_view: bool = False
     geometry: Geometry | None = None
     history_look: Geometry | None = None
+    apart: bool = False
 
 
 @dataclass(frozen=True)

@@ -356,6 +356,13 @@ def slot_of_root(root: FreshRoot | AliasRoot) -> UserOutput | ViewBase | None:
     return None if root.base is None else ViewBase(root.base)
 
 
+def slots_apart(facts: Facts) -> list[Slot]:
+    """Results that get a version counter of their own."""
+    slots: list[Any] = [UserOutput(j) for j, f in enumerate(facts.outputs) if isinstance(f, Fresh) and f.apart]
+    slots += [slot_of_root(r) for r in facts.roots if isinstance(r, FreshRoot) and r.apart]
+    return slots
+
+
 def is_handed_out(facts: Facts, slot: Slot) -> bool:
     """Is this result handed out as it is (rather than made again from a root)?"""
     if isinstance(slot, ViewBase):

@@ -26,7 +26,8 @@ class Table:
     """`ahead` are the ops that run in the forward in any case, `fixed` those that cannot run later: they read
     what the call overwrites. `once`: there is this one backward and never another, so that the forward may
     compute something for it that is no value of the function's own. `seen` are inputs and outputs that eager
-    does not save: their owner may change them, so nothing is computed from them again."""
+    does not save: their owner may change them, so nothing is computed from them again. `apart` are those that
+    it saves, and whose owner may change them unnoticed: the backward has to see that."""
 
     cutter: Cutter
     gradients: Gradients
@@ -34,6 +35,7 @@ class Table:
     fixed: Collection[int] = ()
     once: bool = False
     seen: Collection[Value] = ()
+    apart: Collection[Value] = ()
     policies: tuple[Policy, ...] = ()
 
     @cached_property
@@ -49,7 +51,7 @@ class Table:
         for i, op in enumerate(self.ops):
             if found[i] is Kind.RANDOM and op.kwargs.get("generator") is not None:
                 found[i] = Kind.NEVER  # it has a generator of its own
-        for i in self.fixed:
+        for i in (*self.fixed, *(root.op for root in map(self.root, self.apart) if root.op is not None)):
             found[i] = Kind.NEVER
         return found
 

@@ -63,6 +63,7 @@ class Line:
     current: Tensor  # what is meant by it: itself or, once it changed its shape in place, a view
     given: Entrance | Member | None = None  # the input that it is
     source: Tensor | None = None  # what it is a view of
+    alias_of: Tensor | None = None  # what it was taken from, if it is no view (`x.data`)
     with_grad: bool = True  # was that view taken in grad mode?
     base_required_grad: bool = True  # did its base require grad then?
     viewed: bool = False  # are there views of it?
@@ -181,6 +182,7 @@ class Ledger:
                 self._note_view(t, given)
             elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
                 self.know(t)
+                self.of(t).alias_of = given
 
     def _note_view(self, view: Tensor, source: Any) -> None:
         line, base = self.of(view), base_of(view)

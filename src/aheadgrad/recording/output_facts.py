@@ -138,7 +138,8 @@ class _Group:
         if not is_view(t):
             leaf = t.requires_grad and t.grad_fn is None
             tracked = t.requires_grad and not leaf
-            return Fresh(tracked, leaf, geometry=self._look(t), history_look=unseen_look(t))
+            look, apart = self._look(t), self._is_apart(t)
+            return Fresh(tracked, leaf, geometry=look, history_look=unseen_look(t), apart=apart)
         base = base_of(t)
         if _is_function_view(t):
             return FunctionView(t.requires_grad)
@@ -146,7 +147,14 @@ class _Group:
             return None
         if is_leaf_view(t) or (base is not None and base.requires_grad and base.is_leaf):
             return None
-        return Fresh(t.requires_grad, is_view=True, geometry=self._look(t))
+        return Fresh(t.requires_grad, is_view=True, geometry=self._look(t), apart=self._is_apart(t))
+
+    def _is_apart(self, t: Tensor) -> bool:
+        """Has it another version counter than what its memory was made for?"""
+        first, ledger = t, self.forward.session.ledger
+        while (line := ledger.find(_root(first))) is not None and line.alias_of is not None:
+            first = line.alias_of
+        return first is not t and not same_version_counter(first, t)
 
     def _look(self, t: Tensor) -> Geometry | None:
         ledger = self.forward.session.ledger
@@ -172,9 +180,9 @@ class _Group:
         position = next((j for j, t in zip(self.members, self.tensors, strict=True) if t is chosen), None)
         base = None if position is not None else self.out.add_base(chosen)
         tracked = chosen.requires_grad and chosen.grad_fn is not None
-        return self.out.add_root(
-            FreshRoot(position, base, tracked, chosen.requires_grad and not tracked), chosen
-        )
+        leaf = chosen.requires_grad and not tracked
+        root = FreshRoot(position, base, tracked, leaf, self._is_apart(chosen))
+        return self.out.add_root(root, chosen)
 
     def _input_root(self, index: int) -> int:
         seen = self.forward.session.input(index).seen

@@ -134,6 +134,7 @@ def _call_forward(script: Script, a: Assembly, params: list[str]) -> None:
     for i in sorted(a.view_results):
         script.line(f"{result_name(i)} = {result_name(i)}.detach()")
     outputs.emit_strides(script, a)
+    outputs.emit_apart(script, a)
     updates.emit_versions(script, a)
     updates.emit_hidden(script, a)
 

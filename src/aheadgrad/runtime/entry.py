@@ -196,7 +196,8 @@ class _Making:
             and all(f.untouched for f in joint.facts.inputs)
             and joint.facts.grad_mode_after is None
             and all(
-                isinstance(f, Fresh) and f.geometry is f.history_look is None for f in joint.facts.outputs
+                isinstance(f, Fresh) and f.geometry is f.history_look is None and not f.apart
+                for f in joint.facts.outputs
             )
         )
         if not plain or not component.targets:
