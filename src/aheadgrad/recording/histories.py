@@ -73,15 +73,24 @@ def _check_unchanged(session: Session, result: Any) -> None:
         raise FallbackError("the result of a product is changed behind autograd's back")
 
 
+def is_spoiled(node: Any) -> bool:
+    """Was something changed that a node of eager's saved? Then it raises, wherever it leads to."""
+    try:
+        _all_saved(node)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _all_saved(node: Any) -> list[Any]:
+    return [*(getattr(node, name) for name in saved_attributes(node)), *getattr(node, "saved_tensors", ())]
+
+
 def holds_something(node: Any) -> bool:
     """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
-    if type(node).__name__ == HOLDS_UNSEEN:
+    if type(node).__name__ == HOLDS_UNSEEN or is_spoiled(node):
         return True
-    try:
-        values = [getattr(node, name) for name in saved_attributes(node)]
-        values += getattr(node, "saved_tensors", ())
-    except RuntimeError:  # there is a saved tensor, though it was changed since
-        return True
+    values = _all_saved(node)
     return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
 
 

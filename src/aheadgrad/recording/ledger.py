@@ -132,6 +132,9 @@ class Ledger:
     def admit(self, given: Entrance | Member) -> None:
         self.of(given.seen).given = given
 
+    def _all_given(self) -> Iterator[Entrance | Member]:
+        return (line.given for line in self._lines.values() if line.given is not None)
+
     # -- what is meant by a tensor
 
     def current(self, t: Any) -> Any:
@@ -198,8 +201,10 @@ class Ledger:
         return (line for line in self._lines.values() if line.source is not None)
 
     def has_views(self, t: Tensor) -> bool:
-        now = self.current(t)
-        return any(line.source is t or line.source is now for line in self.views())
+        now, given = self.current(t), self.given(t)
+        return any(line.source is t or line.source is now for line in self.views()) or (
+            given is not None and any(base_of(g.real) is given.real for g in self._all_given())
+        )
 
     def check_use(self, t: Tensor) -> None:
         """Eager makes the history of a stale view again, from the new shape; the trace has the old one."""
@@ -232,7 +237,7 @@ class Ledger:
             line.geometry = line.geometry or look
         functional.sync(t)
         now = geometry_of(t).typical
-        if now != before.typical and now.size == before.typical.size and not before.repeats:
+        if now != before.typical and now.size == before.typical.size:
             self.of(t).geometry = before
 
     def geometry_in_eager(self, t: Tensor) -> Geometry:
@@ -253,8 +258,9 @@ class Ledger:
             for t in (base, value):  # the base first, as the view is taken from it
                 line = self.find(t)
                 if line is not None and line.geometry is not None:
-                    look, line.geometry = line.geometry, None
-                    restore(line.tensor, look)
+                    restore(line.tensor, line.geometry)
+                    if geometry_of(line.tensor).typical == line.geometry.typical:
+                        line.geometry = None
 
     # -- tensor subclasses that change their shapes
 

@@ -137,6 +137,8 @@ class Lift(TorchFunctionMode):
         if ledger.has_stale:
             for t in tensors_among((*args, *kwargs.values())):
                 ledger.check_use(t)
+        if self.session.limits.has_parted:
+            self.session.limits.use(tensors_among((*args, *kwargs.values())))
         ledger.settle((args, kwargs))
         before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)

@@ -8,17 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aheadgrad.errors import FallbackError
 from aheadgrad.joint import level as values
 from aheadgrad.program.slots import Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
 from aheadgrad.recording.exits import Exit
-from aheadgrad.recording.histories import holds_something, in_order, saved_storages, saved_with_history
+from aheadgrad.recording.histories import (
+    holds_something,
+    in_order,
+    is_spoiled,
+    saved_storages,
+    saved_with_history,
+)
 from aheadgrad.recording.joint import Gradients, dense_order
 from aheadgrad.recording.lower_values import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
-from aheadgrad.recording.walks import leaves_behind
+from aheadgrad.recording.walks import lead_nowhere, leaves_behind
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
@@ -168,6 +175,8 @@ class _Levels:
         expected = tuple(frozen_numbers_in(self._expected(i)) for i in c.exits)
         kept = self._kept(c.nodes) if self.keeps and c.targets else ()
         keeps = tuple(sorted(kept, key=lambda v: v.number))  # the same in every process
+        if saves and self.level.gradients[number] is not None and any(map(is_spoiled, lead_nowhere(c.nodes))):
+            raise FallbackError("a tensor is changed that is saved for a derivative which leads nowhere")
         saved: list[frozenset[int]] = []
         for i in c.exits if saves else ():
             keys = saved_storages(self.session, c.nodes_of[i])

@@ -237,7 +237,10 @@ class _Group:
             hops.append(hop)
             current = hops[-1].source  # type: ignore[assignment]
         modes = {hop.with_grad for hop in hops}
-        if any(current is end for end in ends) and len(modes) > 1 and t.requires_grad:
+        partly = len(modes) > 1 and t.requires_grad
+        if partly and all(current is not end for end in ends):
+            raise FallbackError("a view made partly under no_grad, of a tensor that changed its shape")
+        if partly:
             steps: list[Step] = []
             for hop in reversed(hops):
                 part = recipe(session, self._as_it_will_be(hop.source), hop.tensor)

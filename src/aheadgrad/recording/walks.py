@@ -60,6 +60,12 @@ def leaves_behind(nodes: Iterable[Any]) -> frozenset[int]:
     return frozenset(id(leaf) for node in edges if (leaf := getattr(node, "variable", None)) is not None)
 
 
+def lead_nowhere(nodes: Collection[Any]) -> Iterator[Any]:
+    """The nodes with nothing behind them: of a view that was made under no_grad and requires grad, as its base
+    does. A backward for given inputs does not come by them, one for all leaves does."""
+    return (node for node in nodes if all(edge[0] is None for edge in node.next_functions))
+
+
 def groups_of(walks: Mapping[int, Walk], one_node: bool = False) -> list[list[int]]:
     """Outputs that have nodes in common."""
     groups: list[tuple[list[int], set[Any]]] = []
