@@ -25,7 +25,7 @@ from aheadgrad.recording.joint import Gradients, dense_order
 from aheadgrad.recording.lower_values import Lowering, frozen_numbers_in
 from aheadgrad.recording.orders import Derivative
 from aheadgrad.recording.recording import Recording
-from aheadgrad.recording.walks import lead_nowhere, leaves_behind
+from aheadgrad.recording.walks import edge_of, lead_elsewhere, leaves_behind
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import base_of, is_view
 from aheadgrad.torchlayer.subclasses import Form, parts_of, values_of
@@ -175,8 +175,8 @@ class _Levels:
         expected = tuple(frozen_numbers_in(self._expected(i)) for i in c.exits)
         kept = self._kept(c.nodes) if self.keeps and c.targets else ()
         keeps = tuple(sorted(kept, key=lambda v: v.number))  # the same in every process
-        if saves and self.level.gradients[number] is not None and any(map(is_spoiled, lead_nowhere(c.nodes))):
-            raise FallbackError("a tensor is changed that is saved for a derivative which leads nowhere")
+        if saves and any(map(is_spoiled, self._beside(c))):
+            raise FallbackError("a tensor is changed that is saved for derivatives of nothing that was given")
         saved: list[frozenset[int]] = []
         for i in c.exits if saves else ():
             keys = saved_storages(self.session, c.nodes_of[i])
@@ -190,6 +190,11 @@ class _Levels:
         viewed = tuple(k for k, e in enumerate(self.session.entrances) if id(e.seen) in bases)
         told = tuple(saved), once, quiet, apart, viewed
         return values.Component(number, tuple(c.exits), targets, expected, keeps, *told)
+
+    def _beside(self, c: Component) -> list[Any]:
+        """Nodes whose derivatives no target gets."""
+        leaves = {id(t.leaf) for t in c.targets if not t.is_boundary}
+        return lead_elsewhere(c.nodes, leaves, {edge_of(t.leaf) for t in c.boundary})
 
     def _has_siblings(self, c: Component, i: int) -> bool:
         """Are there other exits that lead to the node which made this one?"""

@@ -60,10 +60,25 @@ def leaves_behind(nodes: Iterable[Any]) -> frozenset[int]:
     return frozenset(id(leaf) for node in edges if (leaf := getattr(node, "variable", None)) is not None)
 
 
-def lead_nowhere(nodes: Collection[Any]) -> Iterator[Any]:
-    """The nodes with nothing behind them: of a view that was made under no_grad and requires grad, as its base
-    does. A backward for given inputs does not come by them, one for all leaves does."""
-    return (node for node in nodes if all(edge[0] is None for edge in node.next_functions))
+def lead_elsewhere(nodes: Collection[Any], leaves: Collection[int], ends: Collection[Edge]) -> list[Any]:
+    """The nodes that lead neither to these leaves nor to these edges: but to leaves made inside, or to nothing
+    (of views made under no_grad, which require grad as their bases do). A backward for given inputs does not
+    come by them, one for all leaves does."""
+    leading: set[Any] = set()
+
+    def leads(edge: Edge) -> bool:
+        node = edge[0]
+        if type(node).__name__ == ENTERED:
+            node = node.next_functions[0][0]
+        return node in leading or edge in ends or id(getattr(node, "variable", None)) in leaves
+
+    found = []
+    for node in in_order(nodes):
+        if any(map(leads, node.next_functions)):
+            leading.add(node)
+        else:
+            found.append(node)
+    return found
 
 
 def groups_of(walks: Mapping[int, Walk], one_node: bool = False) -> list[list[int]]:

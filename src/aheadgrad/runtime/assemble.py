@@ -197,16 +197,18 @@ def _exit_name(script: Script, a: Assembly, i: int) -> str:
 
 
 def changed_input(joint: Joint, target: Target) -> int | None:
-    """The input that a target is, as the call has left it."""
+    """The input that a target is, as the call has left it; if it can be so that early."""
     if target.kind != "exit" or target.passage:
         return None
-    return next((i for i, position in joint.updated.items() if position == target.index), None)
+    index = next((i for i, position in joint.updated.items() if position == target.index), None)
+    fact = None if index is None or index < 0 else joint.facts.input(index)  # not one of several in one base
+    return index if fact is not None and fact.only_written else None
 
 
 def target_name(target: Target, joint: Joint) -> str:
     """A node's input in the entry function."""
     changed = changed_input(joint, target)
-    if changed is not None and changed >= 0:  # not one of several that share a base
+    if changed is not None:
         return f"p{changed}"
     if target.kind == "input":
         return f"p{target.index}"
