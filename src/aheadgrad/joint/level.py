@@ -358,7 +358,9 @@ def slot_of_root(root: FreshRoot | AliasRoot) -> UserOutput | ViewBase | None:
 
 def slots_apart(facts: Facts) -> list[Slot]:
     """Results that get a version counter of their own."""
-    slots: list[Any] = [UserOutput(j) for j, f in enumerate(facts.outputs) if isinstance(f, Fresh) and f.apart]
+    slots: list[Any] = [
+        UserOutput(j) for j, f in enumerate(facts.outputs) if isinstance(f, Fresh) and f.apart
+    ]
     slots += [slot_of_root(r) for r in facts.roots if isinstance(r, FreshRoot) and r.apart]
     return slots
 

@@ -48,12 +48,6 @@ class InPlace:
     def tracked(self) -> bool:
         return self.call.with_grad and self.of.requires_grad
 
-    @property
-    def in_doubt(self) -> bool:
-        """A view in sight of autograd that was written to since: eager makes its history again, from
-        views that know nothing of the new shape."""
-        return self.tracked and is_view(self.of) and version(self.of) != self.version
-
 
 @dataclass(eq=False, slots=True)
 class Line:
@@ -275,7 +269,7 @@ class Ledger:
             return True
         line = self.find(t)
         while line is not None:
-            if line.reshapes and line.reshapes[-1].in_doubt:
+            if line.reshapes and _written_since(line):
                 return True
             line = None if line.view is None else self.find(line.view.source)
         return False
@@ -292,6 +286,15 @@ class Ledger:
                 self.doubted = True
             else:
                 self.of(base).tainted = True
+
+
+def _written_since(line: Line) -> bool:
+    """Is this a view that changed its shape in sight of autograd, and was written to since? Eager makes its
+    history again then, from views that know nothing of the new shape."""
+    if not (is_view(line.tensor) or (line.given is not None and is_view(line.given.real))):
+        return False
+    ends = [*(done.version - 1 for done in line.reshapes[1:]), version(line.tensor)]
+    return any(done.tracked and done.version != end for done, end in zip(line.reshapes, ends, strict=True))
 
 
 def _in_one_memory(a: Tensor, b: Tensor) -> bool:

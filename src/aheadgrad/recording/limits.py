@@ -109,7 +109,9 @@ class Limits:
         """Before tensors are used."""
         for t in tensors if not torch.is_grad_enabled() else ():
             if t.requires_grad and self.ledger.memory(t).parted:  # of which eager makes views that do not
-                raise FallbackError("a view is used under no_grad of an input that stopped requiring grad since")
+                raise FallbackError(
+                    "a view is used under no_grad of an input that stopped requiring grad since"
+                )
 
     def write(self, t: Tensor) -> None:
         """Before a tensor is written to."""

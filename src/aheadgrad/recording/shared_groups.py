@@ -160,6 +160,9 @@ def check_reshapes(forward: Forward) -> None:
     ledger = session.ledger
     if ledger.has_reshapes and (ledger.doubted or any(map(ledger.in_doubt, leaving))):
         raise FallbackError("a view of a tensor subclass changes its shape, and is written to after that")
+    given = [e for e in session.entrances if is_view(e.real) and not e.required_grad]
+    if any(ledger.reshapes(e.seen) and ledger.current(e.seen).requires_grad for e in given):
+        raise FallbackError("a view of a tensor subclass changes its shape, and gets a history")
 
 
 def check_bases(session: Session) -> None:
