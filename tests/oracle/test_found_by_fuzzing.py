@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aheadgrad
+from aheadgrad.testing import Inputs, assert_same
 
-from .common import leaf, strict
+from .common import leaf, one, same, strict
 from .plays import assert_alike, ending
 
 
@@ -139,3 +141,63 @@ def test_a_changed_alias_of_an_argument_that_a_node_leads_to() -> None:
         return torch.autograd.grad(out.sum() + twice.sum(), [x, c]), out.detach(), a.detach()
 
     assert_alike(ending(play, fn), ending(play, aheadgrad.compile(fn, fallback="error")))
+
+
+def with_views(d: Tensor) -> tuple[Tensor, ...]:
+    return d[:2], d[1:], d
+
+
+def filled(d: Tensor) -> Tensor:
+    return d.data.fill_(3.0)
+
+
+@pytest.mark.parametrize("options", [{}, {"partition": "min_cut"}])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda v: v.data,
+        lambda v: with_views(v.data),
+        lambda v: v.data.requires_grad_(),
+        lambda v: v.detach().data.detach(),
+        lambda v: v.data.view(1, 3),
+        lambda v: filled(v[:2]),
+    ],
+)
+def test_what_data_gives_of_a_saved_tensor(seen: Any, options: Any) -> None:
+    """Eager does not notice when it is written to, and its backward sees what was written."""
+
+    def fn(a: Tensor) -> Any:
+        v = a.sin()
+        return v * v, seen(v)
+
+    compiled = aheadgrad.compile(fn, frontend="trace", fallback="error", **options)
+    assert_same(fn, compiled, one(3))
+
+
+@pytest.mark.parametrize("reshape", [lambda a: a, lambda a: a.resize_(9)])
+def test_writes_through_expanded_views_of_an_input_at_an_offset(reshape: Any) -> None:
+    def fn(a: Tensor) -> Any:
+        v = a.expand(2, -1, -1)
+        reshape(a)
+        v[0] = 2.0
+        return v, a
+
+    def make() -> Inputs:
+        base = leaf(4, 3, grad=False)
+        return Inputs((base[1:],), watched=[base])
+
+    same(fn, make)
+
+
+@pytest.mark.parametrize("kind", [Tensor, TwoTensor])
+def test_a_changed_input_that_several_nodes_lead_to(kind: Any) -> None:
+    def fn(a: Tensor) -> Any:
+        a.mul_(2)
+        v = a.sin()
+        return v * a, v
+
+    def make() -> Inputs:
+        x = leaf(3) if kind is Tensor else TwoTensor(leaf(3), leaf(3, seed=1)).detach().requires_grad_()
+        return Inputs((x * 1,), leaves=[x])
+
+    same(fn, make)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aheadgrad
 from aheadgrad.testing import Inputs
@@ -485,3 +486,76 @@ def test_an_alias_made_with_data_of_an_input_at_an_offset() -> None:
         return v if v.sum() is not None else a
 
     same(fn, view_of_plain)
+
+
+# --- what eager's nodes and views do that gradients do not show -----------------------------------------
+
+
+def test_a_derivative_of_nothing_that_was_given() -> None:
+    """Eager's backward comes by `relu`, whose result was changed, though no gradient comes of it."""
+
+    def fn(a: Tensor) -> Tensor:
+        with torch.no_grad():
+            v = a.view(-1)  # requires grad, as its base does
+        out = v.relu()
+        out[0] = a[0]
+        return out
+
+    uncompiled(fn, one(3), "derivatives of nothing that was given")
+
+
+def test_a_derivative_of_a_leaf_inside() -> None:
+    def fn(a: Tensor) -> Tensor:
+        inner = a.detach().requires_grad_()
+        return a.lerp_(inner.abs(), 0.5)
+
+    uncompiled(fn, grown, "derivatives of nothing that was given")
+
+
+def test_views_follow_inputs_that_come_to_require_grad() -> None:
+    def make() -> Inputs:
+        x = leaf(3, 3, grad=False)
+        return Inputs((x, x.view_as(x)))
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        a.requires_grad_()
+        return b.t() * 2
+
+    uncompiled(fn, make, "a tensor comes to require grad after views of it were taken")
+
+
+def test_views_follow_inputs_that_stop_requiring_grad() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a[:2]
+        a.requires_grad_(False)
+        with torch.no_grad():
+            v = v.view_as(v)
+        return v * 2
+
+    uncompiled(fn, one(3, 3), "a view is used under no_grad of an input that stopped requiring grad since")
+
+
+def test_a_view_of_a_view_that_changed_its_shape_under_no_grad() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.t()
+        with torch.no_grad():
+            v.unsqueeze_(0)
+            v = v.unsqueeze(0)
+        return v[0:1]
+
+    uncompiled(fn, grown, "a view made partly under no_grad, of a tensor that changed its shape")
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_subclasses_that_change_their_shape_and_are_written_to(history: bool) -> None:
+    def fn(a: Tensor, b: Tensor) -> None:
+        a.unsqueeze_(-1)
+        a.mul_(b.unsqueeze(-1))
+        a.squeeze_(-1)
+
+    def make() -> Inputs:
+        x, y = (TwoTensor(leaf(3, seed=s), leaf(3, seed=s + 1)).detach().requires_grad_() for s in (1, 3))
+        base = x * 1 if history else x.detach()
+        return Inputs((base.view_as(base), y), leaves=[x, y] if history else [y])
+
+    uncompiled(fn, make, "a view of a tensor subclass changes its shape, and")

@@ -185,8 +185,8 @@ class Fresh:
 
     `leaf`: made to require grad inside, without a history. `geometry`: strides to give to the
     program's result where they differ from eager's (in dimensions of size one). `history_look`: what
-    autograd takes its size to be, if its shape was changed out of autograd's sight. `apart`: taken with `.data`
-    from what nobody else sees: writes to it do not show in the version of what was saved there.
+    autograd takes its size to be, if its shape was changed out of autograd's sight. `apart`: taken with
+    `.data` from what nobody else sees: writes to it do not show in the version of what was saved there.
     """
 
     differentiable: bool

@@ -61,9 +61,9 @@ def leaves_behind(nodes: Iterable[Any]) -> frozenset[int]:
 
 
 def lead_elsewhere(nodes: Collection[Any], leaves: Collection[int], ends: Collection[Edge]) -> list[Any]:
-    """The nodes that lead neither to these leaves nor to these edges: but to leaves made inside, or to nothing
-    (of views made under no_grad, which require grad as their bases do). A backward for given inputs does not
-    come by them, one for all leaves does."""
+    """The nodes that lead neither to these leaves nor to these edges: but to leaves made inside, or to
+    nothing (of views made under no_grad, which require grad as their bases do). A backward for given inputs
+    does not come by them, one for all leaves does."""
     leading: set[Any] = set()
 
     def leads(edge: Edge) -> bool:

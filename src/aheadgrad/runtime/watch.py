@@ -22,7 +22,6 @@ from aheadgrad.runtime.freeing import BACKWARD_TWICE
 from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 
-
 _BY_DATA = "an alias made with .data is returned and its memory is saved for backward"
 
 
