@@ -74,11 +74,12 @@ def _check_unchanged(session: Session, result: Any) -> None:
 
 
 def is_spoiled(node: Any) -> bool:
-    """Was something changed that a node of eager's saved? Then it raises, wherever it leads to."""
+    """Was something changed that a node of eager's saved (rather than freed by a backward inside)? Then it
+    raises, wherever it leads to."""
     try:
         _all_saved(node)
-    except RuntimeError:
-        return True
+    except RuntimeError as error:
+        return "inplace" in str(error)
     return False
 
 
@@ -88,9 +89,12 @@ def _all_saved(node: Any) -> list[Any]:
 
 def holds_something(node: Any) -> bool:
     """Does a node of eager's hold something that its backward frees, so that it cannot run again?"""
-    if type(node).__name__ == HOLDS_UNSEEN or is_spoiled(node):
+    if type(node).__name__ == HOLDS_UNSEEN:
         return True
-    values = _all_saved(node)
+    try:
+        values = _all_saved(node)
+    except RuntimeError:  # there is a saved tensor, though it was changed since
+        return True
     return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
 
 
