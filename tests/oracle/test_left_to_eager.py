@@ -532,7 +532,7 @@ def test_views_follow_inputs_that_stop_requiring_grad() -> None:
             v = v.view_as(v)
         return v * 2
 
-    uncompiled(fn, one(3, 3), "a view is used under no_grad of an input that stopped requiring grad since")
+    uncompiled(fn, one(3, 3), "a view is made under no_grad of an input that stopped requiring grad")
 
 
 def test_a_view_of_a_view_that_changed_its_shape_under_no_grad() -> None:

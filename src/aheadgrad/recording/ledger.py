@@ -178,8 +178,9 @@ class Ledger:
             if is_view(t):
                 self._note_view(t, given)
             elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
+                if self.find(t) is None:  # else it was there before (`out=`)
+                    self.of(t).alias_of = given
                 self.know(t)
-                self.of(t).alias_of = given
 
     def _note_view(self, view: Tensor, source: Any) -> None:
         line, base = self.of(view), base_of(view)

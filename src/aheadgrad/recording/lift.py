@@ -137,8 +137,6 @@ class Lift(TorchFunctionMode):
         if ledger.has_stale:
             for t in tensors_among((*args, *kwargs.values())):
                 ledger.check_use(t)
-        if self.session.limits.has_parted:
-            self.session.limits.use(tensors_among((*args, *kwargs.values())))
         ledger.settle((args, kwargs))
         before = len(self.session.trace.records)
         out = self._explained_call(func, args, kwargs)
@@ -147,6 +145,7 @@ class Lift(TorchFunctionMode):
         if ledger.has_reshapes and torch.is_grad_enabled():
             ledger.note_writes(tensors_among((*args, *kwargs.values())))
         ledger.note(out, args)
+        self.session.limits.views(out)
         if ledger.disguised:
             out = ledger.originals(out)
         self.session.handed.make(out)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.recording.ledger import Ledger
+from aheadgrad.recording.records import tensors_among
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import CreationMeta, creation_meta, is_view
 
@@ -25,7 +26,7 @@ class Limits:
     def __init__(self, ledger: Ledger, borrowed: set[Any]) -> None:
         self.ledger = ledger
         self.borrowed = borrowed  # storages of constants in memory of somebody else's
-        self.has_parted = self._has_left = False
+        self._has_parted = self._has_left = False
 
     def new_leaf(self, t: Tensor, *, wanted: bool) -> None:
         """Before `t.requires_grad_(wanted)`."""
@@ -57,7 +58,7 @@ class Limits:
         if self.ledger.has_views(t):
             if not of_leaf:
                 raise FallbackError("an input is cut off from its history after views of it were taken")
-            self.ledger.memory(t).parted = self.has_parted = True
+            self.ledger.memory(t).parted = self._has_parted = True
         if line.made_leaf and not of_leaf:
             raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
         line.cut = True
@@ -65,7 +66,7 @@ class Limits:
     def results(self, outputs: list[Any]) -> None:
         """Before results are handed out. (Autograd takes views for such though there is nothing left that
         they have in common.)"""
-        for t in outputs if self.has_parted or self._has_left else ():
+        for t in outputs if self._has_parted or self._has_left else ():
             if not isinstance(t, Tensor) or self.ledger.given(t) is not None:
                 continue
             memory = self.ledger.memory(t)
@@ -76,7 +77,7 @@ class Limits:
 
     def parted(self, t: Tensor) -> None:
         """Before a tensor is changed: may it have views, or be one, of a leaf that stopped requiring grad?"""
-        if self.has_parted and self.ledger.memory(t).parted:
+        if self._has_parted and self.ledger.memory(t).parted:
             raise FallbackError("an input stops requiring grad after views of it were taken, and is changed")
 
     def new_shape(self, t: Tensor) -> None:
@@ -105,13 +106,11 @@ class Limits:
             size = sizes[0] if sizes and isinstance(sizes[0], list | tuple) else sizes
             line.resized = math.prod(n for n in size if isinstance(n, int | torch.SymInt)) != t.numel()
 
-    def use(self, tensors: list[Tensor]) -> None:
-        """Before tensors are used."""
-        for t in tensors if not torch.is_grad_enabled() else ():
-            if t.requires_grad and self.ledger.memory(t).parted:  # of which eager makes views that do not
-                raise FallbackError(
-                    "a view is used under no_grad of an input that stopped requiring grad since"
-                )
+    def views(self, out: Any) -> None:
+        """Of what a call has made: views made under no_grad require grad as long as their bases do."""
+        for t in tensors_among((out,)) if self._has_parted and not torch.is_grad_enabled() else ():
+            if is_view(t) and t.requires_grad and self.ledger.memory(t).parted:
+                raise FallbackError("a view is made under no_grad of an input that stopped requiring grad")
 
     def write(self, t: Tensor) -> None:
         """Before a tensor is written to."""

@@ -151,9 +151,12 @@ class _Group:
 
     def _is_apart(self, t: Tensor) -> bool:
         """Has it another version counter than what its memory was made for?"""
-        first, ledger = t, self.forward.session.ledger
+        first, ledger, seen = t, self.forward.session.ledger, set[int]()
         while (line := ledger.find(_root(first))) is not None and line.alias_of is not None:
             first = line.alias_of
+            if id(first) in seen:
+                break
+            seen.add(id(first))
         return first is not t and not same_version_counter(first, t)
 
     def _look(self, t: Tensor) -> Geometry | None:
