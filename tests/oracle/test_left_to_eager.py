@@ -559,3 +559,13 @@ def test_subclasses_that_change_their_shape_and_are_written_to(history: bool) ->
         return Inputs((base.view_as(base), y), leaves=[x, y] if history else [y])
 
     uncompiled(fn, make, "a view of a tensor subclass changes its shape, and")
+
+
+def test_a_tensor_that_is_detached_and_has_views() -> None:
+    def fn(a: Tensor) -> Tensor:
+        b = a * -1.0
+        v = b.t()
+        b.detach_()
+        return v
+
+    uncompiled(fn, one(1, 3), "a tensor is cut off from its history after views of it were taken")

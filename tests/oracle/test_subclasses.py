@@ -797,3 +797,12 @@ def test_a_view_that_changed_its_shape_and_is_not_used_again() -> None:
         return Inputs((x * 1,), leaves=[x])
 
     same(f, make)
+
+
+def test_a_subclass_that_changes_its_shape_and_comes_to_require_grad() -> None:
+    def fn(a: Tensor) -> Tensor:
+        a.t_()
+        a.requires_grad_()
+        return a.sin()
+
+    same(fn, lambda: Inputs((pair(2, 3, grad=False),)))

@@ -46,7 +46,7 @@ class InPlace:
 
     @property
     def tracked(self) -> bool:
-        return self.call.with_grad and self.of.requires_grad
+        return self.call.with_grad and self.of.requires_grad and not self.of.is_leaf  # (made one since)
 
 
 @dataclass(eq=False, slots=True)

@@ -226,7 +226,8 @@ class Lift(TorchFunctionMode):
         else:
             session.limits.new_leaf(given, wanted=_wanted(args, kwargs) is not False)
         cuts = self._cuts(func, given, args, kwargs)
-        if cuts or (func in _DETACHES and given.requires_grad and ledger.given(given)):
+        seen = ledger.given(given) or ledger.has_views(given)
+        if cuts or (func in _DETACHES and given.requires_grad and seen):
             session.limits.end_of_history(given, of_leaf=func in _SETS_GRAD)
         if cuts:
             current = ledger.current(given)

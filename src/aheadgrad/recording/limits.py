@@ -49,7 +49,8 @@ class Limits:
         line.made_leaf = True
 
     def end_of_history(self, t: Tensor, *, of_leaf: bool) -> None:
-        """Before an input that requires grad is detached in place, or (a leaf) stops requiring grad.
+        """Before an input (or a tensor with views) that requires grad is detached in place, or (a leaf) stops
+        requiring grad.
 
         Views of a leaf from before keep their history. In the trace they have parted from it: neither may be
         written to from now on, nor can these views be made again for the caller.
@@ -57,7 +58,7 @@ class Limits:
         line = self.ledger.of(t)
         if self.ledger.has_views(t):
             if not of_leaf:
-                raise FallbackError("an input is cut off from its history after views of it were taken")
+                raise FallbackError("a tensor is cut off from its history after views of it were taken")
             self.ledger.memory(t).parted = self._has_parted = True
         if line.made_leaf and not of_leaf:
             raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
