@@ -368,3 +368,27 @@ def test_inductor_as_the_default_or_eager_with_one_warning(monkeypatch: pytest.M
     monkeypatch.setenv("AHEADGRAD_BACKEND", "eager")
     assert registry.settled(Options(), "cpu").backend is compile_eager
     registry.default_backend.cache_clear()
+
+
+@pytest.mark.parametrize("part", [lambda t: t[0], lambda t: t[0:1], lambda t: t.unsqueeze(1)[1:, :, 1]])
+def test_a_part_of_what_was_computed_has_the_strides_of_a_part(part: Any) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return part((x + x).t() * 3.0)
+
+    x = torch.randn(4, 3)
+    found = aheadgrad.compile(fn, backend="inductor", frontend="trace")(x)
+    assert (found.size(), found.stride()) == (fn(x).size(), fn(x).stride())
+    assert torch.equal(found, fn(x))
+
+
+def test_a_saved_view_of_an_input_that_is_changed_before_backward() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.unsqueeze_(-1)
+        return torch.maximum(x, x)
+
+    for run in (fn, aheadgrad.compile(fn, backend="inductor", frontend="trace")):
+        x = torch.randn(3, requires_grad=True) * 1
+        out = run(x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
