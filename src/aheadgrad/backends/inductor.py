@@ -10,30 +10,26 @@ backward is compiled for. A program that Inductor cannot compile runs op by op, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
-
-import torch
-from torch import Tensor, fx
 
 from aheadgrad.backends.contract import Boxed, Executable, Request, Wants
 from aheadgrad.backends.eager import compile_eager, laid_out, op_by_op
 from aheadgrad.backends.errors_of_eager import raise_as_eager
 from aheadgrad.backends.for_sizes import ForSizes, Sizes
+from aheadgrad.backends.results import Results
 from aheadgrad.backends.room import LONG, WithRoom
 from aheadgrad.errors import FallbackError, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Saved, Slot, Tangent, UpdatedInput
+from aheadgrad.program.slots import Saved, Tangent, UpdatedInput
 from aheadgrad.program.values import Op, Value
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.torchlayer import inductor
 from aheadgrad.torchlayer.assumptions import of_its_own
 from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.collection import no_collection
-from aheadgrad.torchlayer.dispatch import is_random, is_view_op
+from aheadgrad.torchlayer.dispatch import is_random
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 
@@ -131,7 +127,7 @@ class Inductor:
         kernels = inductor.Kernels() if _devices(request.program) == ["cpu"] else None
         in_entry: Any = nullcontext([])
         with of_its_own(request.mode, sizes) if request.role == "backward" else in_entry as assumed:
-            plain, (views, looks) = _leave_out(request), _take_outside(request, visible)
+            results = Results(request, visible)
             made, strides = inductor.compile_graph(
                 request.module,
                 request.example_inputs(),
@@ -143,31 +139,13 @@ class Inductor:
                 visible=visible,
                 kernels=kernels,
             )
+        strides = results.strides_after(strides)
         updated = request.shared.setdefault("updated", set())
         updated.update(value for slot, value in outputs if isinstance(slot, UpdatedInput))
 
-        others = _laid_out_otherwise(looks, strides)
-        if strides is not None:
-            strides = tuple(None if i in views or i in others else s for i, s in enumerate(strides))
-        twins, parts = _twins(request.program), _parts_of_inputs(request.program)
         if kernels is None and len(request.program.ops) >= LONG and self.mode not in _CUDA_GRAPHS:
             made = WithRoom(made)  # kernels of a CPU are no functions of Python
-
-        def run(args: list[Any]) -> list[Any]:
-            given = [args[k] for _, k in parts]
-            results = list(made(args))
-            for i, value in plain:
-                results[i] = value
-            for i, look in views.items():
-                results[i] = results[i].as_strided(*look)
-            for i, lay_out in others.items():
-                results[i] = lay_out(results[i])
-            for i, seen in twins:
-                results[i] = _seen_through(results[i], results[seen])
-            for (i, _), whole in zip(parts, given, strict=True):
-                results[i] = _seen_through(results[i], whole)
-            return results
-
+        run = results.of(made)
         call: Boxed = run
         if request.role != "backward" and kernels is not None:
             call = _raising_as_eager(run, request)
@@ -234,41 +212,6 @@ def _raising_as_eager(run: Boxed, request: Request) -> Boxed:
     return call
 
 
-def _twins(program: Program) -> list[tuple[int, int]]:
-    """Values that are kept and share memory with a result that others see."""
-    outputs = _outputs_with_sources(program)
-    seen = {source: (i, v) for i, slot, v, source in outputs if not isinstance(slot, Saved)}
-    found = ((i, v, seen.get(source)) for i, slot, v, source in outputs if isinstance(slot, Saved))
-    return [(i, twin[0]) for i, v, twin in found if twin is not None and twin[1] is not v]
-
-
-def _parts_of_inputs(program: Program) -> list[tuple[int, int]]:
-    """Values that are kept and are views of an input."""
-    places = {p.value: k for k, p in enumerate(program.inputs) if type(p.value) is Value}
-    outputs = _outputs_with_sources(program)
-    return [(i, places[s]) for i, slot, _, s in outputs if isinstance(slot, Saved) and s in places]
-
-
-def _outputs_with_sources(program: Program) -> list[tuple[int, Slot, Value, Value]]:
-    """What was computed (or viewed), each with the value that it is a view of in the end."""
-    of = {v: op.viewed for op in program.ops for v in op.values}
-
-    def source(value: Any) -> Any:
-        while of.get(value) is not None:
-            value = of[value]
-        return value
-
-    outputs = [(i, slot, v) for i, (slot, v) in enumerate(program.outputs) if type(v) is Value]
-    return [(i, slot, v, source(v)) for i, slot, v in outputs if v.op is not None]
-
-
-def _seen_through(kept: Tensor, seen: Tensor) -> Tensor:
-    """The same value as a view of the result, so that a change of that is noticed in the backward."""
-    if kept.untyped_storage().data_ptr() != seen.untyped_storage().data_ptr():
-        return kept
-    return seen.detach().as_strided(kept.size(), kept.stride(), kept.storage_offset())
-
-
 def _counted(run: Boxed) -> Boxed:
     def call(args: list[Any]) -> list[Any]:
         inductor.next_call()
@@ -283,67 +226,6 @@ def _named(request: Request, donated: tuple[int, ...]) -> Program:
     for i in donated:
         inputs[i] = replace(inputs[i], name=f"donated_{inputs[i].name}")
     return replace(request.program, inputs=tuple(inputs)) if donated else request.program
-
-
-def _leave_out(request: Request) -> list[tuple[int, Any]]:
-    """Inputs that are kept for the backward are kept as they are: Inductor would make copies of them. Neither
-    does it know results that are no tensors and no numbers: they are told, with their positions."""
-    output = request.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
-    plain = [(i, v) for i, v in enumerate(results) if not isinstance(v, fx.Node) and v is not None]
-    for i, (slot, value) in enumerate(request.program.outputs):
-        if isinstance(slot, Saved) and type(value) is Value and value.op is None:
-            results[i] = None
-    for i, _ in plain:
-        results[i] = None
-    output.args = (tuple(results),)
-    return plain
-
-
-Looks = dict[int, tuple[Any, Any, Any]]
-"""Sizes, strides and offsets of results, by position; none with symbols."""
-
-
-def _take_outside(request: Request, visible: list[int]) -> tuple[Looks, Looks]:
-    """How visible results look; and first those with gaps between their elements, as views of something
-    computed may have them. Inductor makes these dense: the whole is its result, and the view is taken of
-    that."""
-    output = request.graph.output_node()
-    results = list(output.args[0])  # type: ignore[arg-type]
-    outside: Looks = {}
-    looks: Looks = {}
-    for i in visible:
-        whole, t = results[i], results[i].meta["val"]
-        while whole.op == "call_function" and is_view_op(whole.target):
-            whole = whole.args[0]
-        look = t.size(), t.stride(), t.storage_offset()
-        if any(type(n) is not int for n in (*look[0], *look[1], look[2])):
-            continue
-        seen = whole.meta["val"]
-        if whole.op == "placeholder" or _is_dense(t) or seen.dtype != t.dtype or not _is_dense(seen):
-            looks[i] = look
-        else:
-            results[i], outside[i] = whole, look
-    output.args = (tuple(results),)
-    return outside, looks
-
-
-def _laid_out_otherwise(looks: Looks, strides: Any) -> dict[int, Callable[[Tensor], Tensor]]:
-    """What gives results the strides that they should have, where Inductor gives them others."""
-    found: dict[int, Callable[[Tensor], Tensor]] = {}
-    for i, (size, stride, _) in looks.items() if strides is not None else ():
-        given = strides[i] or ()
-        if tuple(given) == stride or any(type(n) is not int for n in given) or len(given) != len(stride):
-            continue
-        if all(n == 1 or a == b for n, a, b in zip(size, given, stride, strict=True)):
-            found[i] = partial(torch.as_strided, size=size, stride=stride)
-        else:
-            found[i] = partial(laid_out, strides=stride)
-    return found
-
-
-def _is_dense(t: Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense.default(t))
 
 
 class _Backward:
