@@ -392,3 +392,21 @@ def test_a_saved_view_of_an_input_that_is_changed_before_backward() -> None:
         x.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+def test_a_part_of_what_was_computed_is_no_view() -> None:
+    """Of something that nobody has: it may be written to, and has its history."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.nn.functional.silu(x)[1:].t() * -1.0
+
+    found = []
+    for run in (fn, aheadgrad.compile(fn, backend="inductor", frontend="trace")):
+        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        out = run(x)
+        with torch.no_grad():
+            out.mul_(2)
+        out[:, 1].sum().backward()
+        found.append((out.detach(), out.stride(), out._is_view(), x.grad))
+    assert found[0][1:3] == found[1][1:3]
+    torch.testing.assert_close(found[0], found[1])

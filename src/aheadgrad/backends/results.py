@@ -54,7 +54,7 @@ class Results:
             for i, value in plain:
                 results[i] = value
             for i, look in outside.items():
-                results[i] = results[i].as_strided(*look)
+                results[i] = _strided(results[i], *look)
             for i, lay_out in otherwise.items():
                 results[i] = lay_out(results[i])
             for i, seen in twins:
@@ -113,10 +113,15 @@ def _laid_out_otherwise(looks: Looks, strides: Any) -> dict[int, Callable[[Tenso
         if tuple(given) == stride or any(type(n) is not int for n in given) or len(given) != len(stride):
             continue
         if all(n == 1 or a == b for n, a, b in zip(size, given, stride, strict=True)):
-            found[i] = partial(torch.as_strided, size=size, stride=stride)
+            found[i] = partial(_strided, size=size, stride=stride)
         else:
             found[i] = partial(laid_out, strides=stride)
     return found
+
+
+def _strided(t: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
+    """The same memory; no view of autograd's, as no result of a program is one."""
+    return t.as_strided(size, stride, offset).detach()
 
 
 def _is_dense(t: Tensor) -> bool:
