@@ -29,10 +29,8 @@ from aheadgrad.torchlayer.wanted import accumulates, wanted_inputs
 if TYPE_CHECKING:
     from aheadgrad.runtime.differentiable import Higher
 
-
 _OF_NODES = {"lifetime": None, "below": None, "leaves": None, "inner": (), "viewed": ()}
-"""What else nodes may have: a lifetime, that of the call whose gradients they adopt, leaves as inputs, and
-which inputs are none."""
+"""What else nodes may have: lifetimes (`below`: of whose gradients they adopt), and leaves as inputs."""
 
 
 def make_node(
@@ -157,7 +155,8 @@ class Direct:
             script.line(f"r{i} = r{i}.detach()")
         outs = [f"r{i}" for i in range(self.outputs)]
         _link(script, ways, _tuple(outs), _tuple(self.saved), self.inputs)
-        _know_leaves(script, ways, higher, [self.inputs[p] for p in self.positions])
+        if ways.carried:  # else it is for first order only
+            _know_leaves(script, ways, higher, [self.inputs[p] for p in self.positions])
         if self.outputs > 1:
             script.line("ctx.set_materialize_grads(False)")
         if self.saved:
@@ -180,10 +179,7 @@ def _link(script: Script, ways: Ways, outs: str, saved: str, inputs: Sequence[st
 
 
 def _know_leaves(script: Script, ways: Ways, higher: Higher, inputs: list[str]) -> None:
-    """Where gradients are differentiated, a node will need its leaves: it is cheaper to keep than to find
-    them."""
-    if not ways.carried:  # for first order only
-        return
+    """Where gradients are differentiated, a node will need its leaves: keeping is cheaper than looking."""
     met = f"{script.names.name(higher.handing, 'handing')}.is_met"
     carried = [x for x, j in zip(inputs, ways.carried, strict=True) if j is not None]  # others are, by now
     with script.block(f"if {' and '.join([met, *(f'{x}.is_leaf' for x in carried)])}:"):
@@ -198,7 +194,7 @@ def _forward(
         script.line("ctx.sizes = sizes")
     given = [f"inputs[{k}]" for k in range(inputs)]
     _link(script, ways, "outs", "saved", given)
-    if higher is not None and inputs:
+    if higher is not None and ways.carried:
         _know_leaves(script, ways, higher, given)
     script.line("ctx.set_materialize_grads(False)")
     if saved:
