@@ -179,6 +179,7 @@ class Ledger:
                 self._note_view(t, given)
             elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
                 if self.find(t) is None:  # else it was there before (`out=`)
+                    self.of(given)
                     self.of(t).alias_of = given
                 self.know(t)
 

@@ -151,12 +151,9 @@ class _Group:
 
     def _is_apart(self, t: Tensor) -> bool:
         """Has it another version counter than what its memory was made for?"""
-        first, ledger, seen = t, self.forward.session.ledger, set[int]()
+        first, ledger = t, self.forward.session.ledger
         while (line := ledger.find(_root(first))) is not None and line.alias_of is not None:
             first = line.alias_of
-            if id(first) in seen:
-                break
-            seen.add(id(first))
         return first is not t and not same_version_counter(first, t)
 
     def _look(self, t: Tensor) -> Geometry | None:
