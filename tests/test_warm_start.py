@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -104,6 +105,19 @@ def test_a_graph_whose_text_was_only_read_can_still_be_run() -> None:
     with inductor_lookup.looked_up_quickly():
         codecache.compiled_fx_graph_hash(module, [torch.ones(2)], {}, [])
     assert torch.equal(module(torch.ones(2)), torch.ones(2).sin() + 1)
+
+
+def test_where_torch_lies_is_told_as_by_torch_without_setuptools() -> None:
+    script = (
+        "import sys; from torch._inductor import cpp_builder\n"
+        "from aheadgrad.torchlayer import inductor_lookup\n"
+        "told = cpp_builder._get_torch_related_args\n"
+        "quickly = inductor_lookup._without_setuptools(told)(True, False)\n"
+        "assert 'setuptools' not in sys.modules\n"
+        "assert quickly == told(True, False)\n"
+        "assert 'setuptools' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 class Knot:

@@ -6,21 +6,25 @@ own files is kept beside its compiled code. Keys and results are the same.
 
 from __future__ import annotations
 
+import builtins
 import copy
 import functools
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.fx import graph_module
 
+_EXTENSIONS = "torch.utils.cpp_extension"
 _NO_SOURCES = ("bin", "include", "lib", "share")
 _TRACE = logging.getLogger("torch.__trace")
 
@@ -28,7 +32,7 @@ _TRACE = logging.getLogger("torch.__trace")
 @contextmanager
 def looked_up_quickly() -> Iterator[None]:
     """Around Inductor's inner compile."""
-    from torch._inductor import codecache, compile_fx
+    from torch._inductor import codecache, compile_fx, cpp_builder
     from torch._inductor.runtime import compile_tasks
 
     _tell_key_of_torch()
@@ -44,6 +48,7 @@ def looked_up_quickly() -> Iterator[None]:
         patches.enter_context(patch.object(compile_tasks, "compile", _compiled_once, create=True))
         put(codecache, "compiled_fx_graph_hash", _of_text_only(codecache.compiled_fx_graph_hash))
         put(codecache, "CppTorchDeviceOptions", _made_once(codecache.CppTorchDeviceOptions))
+        put(cpp_builder, "_get_torch_related_args", _without_setuptools(cpp_builder._get_torch_related_args))
         yield
 
 
@@ -79,6 +84,21 @@ def _made_once(make: Any) -> Callable[..., Any]:
         return copy.copy(known[key])
 
     return options
+
+
+def _without_setuptools(told: Any) -> Callable[..., Any]:
+    """Where torch's headers and libraries lie is asked of a part of torch that builds extensions, and loads
+    all of setuptools for that."""
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    both = [str(include), str(include / "torch" / "csrc" / "api" / "include")]
+    known = SimpleNamespace(include_paths=lambda: list(both), TORCH_LIB_PATH=str(root / "lib"))
+
+    def load(name: str, *how: Any) -> Any:
+        return known if name == _EXTENSIONS and name not in sys.modules else builtins.__import__(name, *how)
+
+    scope = {**told.__globals__, "__builtins__": {**vars(builtins), "__import__": load}}
+    return FunctionType(told.__code__, scope, told.__name__, told.__defaults__, told.__closure__)
 
 
 def _without_a_copy(compiler: Callable[..., Any], compiler_name: str) -> Callable[..., Any]:
