@@ -142,7 +142,7 @@ def test_training_evaluation_and_inference_in_turn() -> None:
         for train in (True, False, True):
             model.train(train)
             x = torch.randn(6, 4, requires_grad=True)
-            run(x).square().sum().backward()
+            run(x).sin().sum().backward()  # (of a norm's squares the gradients are rounding alone)
             seen.append(x.grad)
             with torch.no_grad():
                 seen.append(run(x))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from .common import leaf, strict
+from .common import strict
+from .plays import double
 from .test_wanted_gradients import Counting
 
 
@@ -18,7 +19,7 @@ def energy(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 
 def given() -> list[Tensor]:
-    return [leaf(3, 4, seed=1), leaf(4, 4, seed=2), leaf(4, 4, seed=3)]
+    return [double(3, 4, seed=1), double(4, 4, seed=2), double(4, 4, seed=3)]
 
 
 def both(fn: Any, x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ def test_forces_of_a_model() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.LayerNorm(8), nn.Linear(8, 1)).double()
     compiled, results = strict(model), []
-    x = leaf(5, 3, dtype=torch.float64)
+    x = double(5, 3)
     for fn in (model, compiled):
         model.zero_grad()
         found = fn(x)
@@ -163,8 +164,8 @@ def layer(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 def gradients_of_a_layer(fn: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The bias' gradient is a sum of the tangent, for which nothing is saved."""
-    tensors = [leaf(4, 3, seed=1), leaf(5, 3, seed=2), leaf(5, seed=3)]
-    tangent = leaf(4, 5, seed=4)
+    tensors = [double(4, 3, seed=1), double(5, 3, seed=2), double(5, seed=3)]
+    tangent = double(4, 5, seed=4)
     found = torch.autograd.grad(fn(*tensors), tensors, tangent.tanh(), create_graph=True)
     return list(found), [*tensors, tangent]
 

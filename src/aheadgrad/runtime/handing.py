@@ -122,7 +122,7 @@ class Handing:
         tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
         handed = [f"h{k}" for k in range(len(numbers))]
         if saved:
-            script.line(f"{''.join(f'{s}, ' for s in saved)}*_, = node.saved_tensors")
+            script.line(f"{', '.join(saved)}, = node.saved_tensors[:{len(saved)}]")
         for k, number in enumerate(numbers):
             script.line(f"h{k} = handed.pop({number})")
         script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")

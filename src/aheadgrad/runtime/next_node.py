@@ -93,7 +93,7 @@ class Step:
                     with script.block(f"if {first}.__class__ is tuple:"):
                         script.line(f"{first} = {first}[0]")
             else:
-                script.line(f"{outs}{'*_, ' if node.links else ''}= {call}")
+                script.line(f"{outs}= {call}{f'[:{len(node.exits)}]' if node.links else ''}")
             script.line(f"node = {first}.grad_fn")
             with script.block("if node is not None:"):
                 script.line("node.below = life")

@@ -211,7 +211,10 @@ def _backward(
     tangents = [f"t{i}" for i in range(shape.outputs)]
     joined = _tuple(tangents)
     if gives_tangents_away:
-        script.line(f"{', '.join(tangents)}, {'*links' if ways.loose else ''}= given")
+        own = f"[:{len(tangents)}]" if ways.loose else ""
+        script.line(f"{', '.join(tangents)}, = given{own}")
+        if ways.loose:
+            script.line(f"links = given[{len(tangents)}:]")
         script.line("given.clear()")
 
     def leave(grads: str) -> None:
