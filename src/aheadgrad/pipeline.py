@@ -44,6 +44,7 @@ from aheadgrad.partition.wanted import program_of_wanted
 from aheadgrad.program.expanded_tangents import serves
 from aheadgrad.program.program import Program
 from aheadgrad.program.slots import opened
+from aheadgrad.program.values import Value
 from aheadgrad.recording.door import LiveDoor
 from aheadgrad.recording.forward import Call
 from aheadgrad.recording.lower_levels import lower
@@ -178,12 +179,16 @@ def _compile(joint: Joint, parts: Split, compiler: Compiler) -> Executables:
 
 
 class Steps:
-    """The walk from a level's recording on: record, split, compile, assemble."""
+    """The walk from a level's recording on: record, split, compile, assemble. `seen` are values of lower
+    orders that others see, too."""
 
-    def __init__(self, level: Level, door: Door, compiler: Compiler) -> None:
+    def __init__(
+        self, level: Level, door: Door, compiler: Compiler, seen: frozenset[Value] = frozenset()
+    ) -> None:
         self.level = level
         self.door = door
         self.compiler = compiler
+        self.seen = level.seen | seen
 
     def close(self) -> None:
         """Lets go of the recording."""
@@ -281,7 +286,7 @@ class Steps:
             level, door = further.level, further.door
             assert level is not None
             assert door is not None
-            parts = split_next(level, saved)
+            parts = split_next(level, saved, self.seen)
             more = len(parts.program.results) - len(opened((e.slot, e.value) for e in level.leaving))
             program = compiler.compile(parts.program)
             program = backward_of_wholes(level.recorded, program, len(saved.values), more)
@@ -294,7 +299,7 @@ class Steps:
                 for g, kept in zip(level.gradients, parts.saved, strict=True)
             ]
             under = self.level.backward_autocast if fixed else state
-            steps = Steps(level, door, compiler)
+            steps = Steps(level, door, compiler, self.seen)
             return make_step(level, parts, program, backwards, saved, ways, under, steps)
 
         request = Request(component.number, asked, state, requiring, wanted=wanted)

@@ -175,6 +175,11 @@ class Level:
         return self.exits[: self.count]
 
     @property
+    def seen(self) -> frozenset[Value]:
+        """Values that others see, too, and may change."""
+        return frozenset(v for e in self.leaving for v in values_of(e.value) if type(v) is Value)
+
+    @property
     def computes_again(self) -> bool:
         """Do backwards run ops of the forward?"""
         return self.options.partition == "min_cut" or self.tape.has_regions
@@ -262,6 +267,12 @@ class Joint(Level):
     def has_scalars(self) -> bool:
         """Are there inputs that are no tensors?"""
         return len(self.wholes) > len(self.entrances)
+
+    @property
+    def seen(self) -> frozenset[Value]:
+        """Results and inputs, but for parameters: nobody changes those in between."""
+        given = (e.value for e in self.entrances if not e.static)
+        return super().seen.union(v for value in given for v in values_of(value) if type(v) is Value)
 
     @property
     def differentiable_again(self) -> bool:

@@ -86,7 +86,7 @@ def choose(
     for i, port in enumerate(inputs):
         place.setdefault(port.value if type(port.value) is Value else None, i)
     saved = [
-        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, _reason(user, reasons.get(v)))
+        SavedValue(v, tape.name_of(v) or inputs[place[v]].name, reason_of(user, reasons.get(v)))
         for v, user in used.items()
     ]
     ops = [
@@ -119,7 +119,8 @@ def _untransposed(tape: Tape, value: Value, inputs: Collection[Value]) -> Value:
     return found if found in inputs else value
 
 
-def _reason(user: str, why: str | None) -> str:
+def reason_of(user: str, why: str | None) -> str:
+    """Why a value is kept: for whom, and why that does not compute it."""
     return f"used by {user}" + (f"; {why}" if why else "")
 
 

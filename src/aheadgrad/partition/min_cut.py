@@ -78,13 +78,13 @@ class Network:
                 continue
             self.again.add(i)
             for root in table.reads(table.ops[i]):
-                if root.op is not None:
-                    self._reach(root, gaps[i] + (depths[i] > depths[root.op]), gaps)
+                if (made := table.maker(root)) is not None:
+                    self._reach(root, gaps[i] + (depths[i] > depths[made]), gaps)
 
     def _reach(self, root: Value, gap: int, gaps: dict[int, int]) -> None:
-        if root.op is not None:
-            self.makes.setdefault(root.op, set()).add(root)
-            gaps[root.op] = max(gap, gaps.get(root.op, 0))
+        if (made := self.table.maker(root)) is not None:
+            self.makes.setdefault(made, set()).add(root)
+            gaps[made] = max(gap, gaps.get(made, 0))
 
     def _may(self, i: int, gap: int, kernels: set[Value]) -> bool:
         kind, rules = self.table.kinds[i], self.rules
@@ -149,7 +149,7 @@ class Network:
             return number.setdefault(of, len(number) + 2)
 
         for root in self.table.needs:
-            if root.op is not None:
+            if self.table.maker(root) is not None:
                 edges.append((node(root), _SINK, np.inf, 0))
         for i, roots in self.makes.items():
             op = node(i) if i in self.again else _SOURCE
@@ -163,7 +163,8 @@ class Network:
                     (_SOURCE, op, weight * moved + self.state(i), _TRAFFIC * moved + self.arithmetic(i))
                 )
                 reads = self.table.reads(self.table.ops[i])
-                edges += [(node(root), op, np.inf, 0) for root in reads if root.op is not None]
+                made = (root for root in reads if self.table.maker(root) is not None)
+                edges += [(node(root), op, np.inf, 0) for root in made]
         return _Edges(number, edges)
 
     def _width(self, i: int, root: Value) -> float:
@@ -186,7 +187,7 @@ class Network:
         made = sum(v.type.bytes for v in table.ops[i].values)
         if not made or is_reduction(table.ops[i].target):
             return 1.0
-        reads = (v for v in table.reads(table.ops[i]) if v.op is None or v in table.written)
+        reads = (v for v in table.reads(table.ops[i]) if table.maker(v) is None or v in table.written)
         return min(1.0, max(0.0, 2 - sum(v.type.bytes for v in reads) / made))
 
     def solve(self, price: float = 0.0) -> Cut:

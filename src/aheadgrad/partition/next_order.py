@@ -9,15 +9,17 @@ backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aheadgrad.errors import HigherOrderError
 from aheadgrad.joint.level import Gradients, NextOrder
-from aheadgrad.partition.choose import at_hand, kept_by_eager, walk_backward
+from aheadgrad.partition.choose import Used, at_hand, kept_by_eager, reason_of, walk_backward
+from aheadgrad.partition.plan import demands_of, plan
 from aheadgrad.partition.saved import SavedSet, SavedValue
 from aheadgrad.partition.split import tangent_ports
+from aheadgrad.partition.table import Table
 from aheadgrad.program.check import check
 from aheadgrad.program.cut import Cutter
 from aheadgrad.program.program import Program
@@ -42,7 +44,8 @@ class HigherSplit:
     saved: tuple[SavedSet, ...]
 
 
-def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
+def split_next(level: NextOrder, given: SavedSet, seen: Collection[Value]) -> HigherSplit:
+    """`seen` are values of lower orders that others see, too."""
     cutter = level.cutter(same=level.same(given={s.value for s in given.tensors}))
     recorded, tape = level.recorded, level.tape
     tangents = tangent_ports(level.order - 1, (level.below[i] for i in recorded.component.exits), recorded)
@@ -50,22 +53,34 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
     boundary = {s.value: k for k, s in enumerate(pool)}
     leaving = opened((e.slot, e.value) for e in level.leaving)
     symbols = {number.expr for _, number in given.sizes if type(number) is Number}
-    here, _ = cutter.needed([v for _, v in leaving], set(boundary), {recorded.phase}, symbols)
-    here = {i for i in here if not is_view_op(tape.ops[i].target)}
+    run, _ = cutter.needed([v for _, v in leaving], set(boundary), {recorded.phase}, symbols)
+    here = {i for i in run if not is_view_op(tape.ops[i].target)}
+    demands = demands_of(level.options)
     start = len(pool)
     kept: list[tuple[int, ...]] = []
     saved: list[SavedSet] = []
     for component, g in zip(level.components, level.gradients, strict=True):
         positions = set(range(start)) if g is None else set()  # who knows
-        used = {} if g is None else _used(cutter, g, here, set(boundary), symbols, given.states)
-        for value in kept_by_eager(tape, component, used):
-            whole = at_hand(tape, value, boundary, here)
-            if whole is not None:
-                used.setdefault(whole, "derivatives of higher order")
+        reasons: Mapping[Value, str] = {}
+        if g is None:
+            used: Used = {}
+        elif demands.cuts:
+            there = frozenset(s.value for s in pool[:start])
+            watched = {*seen, *level.seen, *(p.value for p in tangents)}
+            table = Table(cutter, g, run, seen=watched, given=there)
+            reasons = plan(table, replace(demands, less=False, budget=None))
+            used = _used(cutter, g, (), {*there, *reasons}, symbols, given.states, higher=True)
+        else:
+            used = _used(cutter, g, here, set(boundary), symbols, given.states)
+            for value in kept_by_eager(tape, component, used):
+                whole = at_hand(tape, value, boundary, here)
+                if whole is not None:
+                    used.setdefault(whole, "derivatives of higher order")
         for value, user in used.items():
             if value not in boundary:
                 boundary[value] = len(pool)
-                pool.append(SavedValue(value, tape.name_of(value) or "value", f"used by {user}"))
+                why = reason_of(user, reasons.get(value))
+                pool.append(SavedValue(value, tape.name_of(value) or "value", why))
             positions.add(boundary[value])
         kept.append(tuple(sorted(positions)))
         saved.append(SavedSet(tuple(pool[k] for k in kept[-1]), given.sizes))
@@ -81,13 +96,15 @@ def split_next(level: NextOrder, given: SavedSet) -> HigherSplit:
 def _used(
     cutter: Cutter,
     g: Gradients,
-    here: set[int],
+    here: Collection[int],
     boundary: set[Value],
     given: set[Any],
     states: Mapping[int, Value],
-) -> dict[Value, str]:
+    *,
+    higher: bool = False,
+) -> Used:
     """The values that a next backward takes from this one, each with a reason."""
-    used, crossed = walk_backward(cutter, g, here, given, boundary, states=states)
+    used, crossed = walk_backward(cutter, g, here, given, boundary, higher=higher, states=states)
     for i in crossed:
         op = cutter.tape.ops[i]
         if op.phase == "forward" and op.keep and i not in states:

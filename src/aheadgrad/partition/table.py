@@ -27,7 +27,8 @@ class Table:
     what the call overwrites. `once`: there is this one backward and never another, so that the forward may
     compute something for it that is no value of the function's own. `seen` are inputs and outputs that eager
     does not save: their owner may change them, so nothing is computed from them again. `apart` are those that
-    it saves, and whose owner may change them unnoticed: the backward has to see that."""
+    it saves, and whose owner may change them unnoticed: the backward has to see that. `given` are values
+    that are there in any case, beside inputs."""
 
     cutter: Cutter
     gradients: Gradients
@@ -37,6 +38,7 @@ class Table:
     seen: Collection[Value] = ()
     apart: Collection[Value] = ()
     policies: tuple[Policy, ...] = ()
+    given: Collection[Value] = ()
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
@@ -64,10 +66,14 @@ class Table:
         found = self._roots.get(value)
         if found is None:
             source = self.cutter.source(value)
-            op = self.cutter.tape.of(source)
+            op = None if source in self.given else self.cutter.tape.of(source)
             viewed = None if op is None or source.op in self.fixed else op.viewed
             found = self._roots[value] = source if viewed is None else self.root(viewed)
         return found
+
+    def maker(self, root: Value) -> int | None:
+        """The number of the op that makes it; None if it is there in any case."""
+        return None if root in self.given else root.op
 
     def reads(self, op: Op) -> Iterator[Value]:
         """The roots that an op reads, each once."""
@@ -148,7 +154,7 @@ class Table:
         """The ops of the backward: those that rest on tangents, if only one backward is to be thought of."""
         tangents, found = self.tangents, set[int]()
         for i, op in enumerate(self.ops):
-            if (not self.once and op.phase != "forward") or any(
+            if (not self.once and op.phase == self.gradients.phase) or any(
                 v.op in found if v.op is not None else v in tangents for v in op.uses
             ):
                 found.add(i)

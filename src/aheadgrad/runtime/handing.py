@@ -44,7 +44,7 @@ class Handing:
         self.is_met = False  # has there been a backward of higher order, which may hand over to this one?
         self.laid_out = level.options.layouts == 1
         self.possible = not (level.lays_out or level.veiled or saved.sizes)
-        self.possible &= level.options.partition == "default" and level.options.any_order
+        self.possible &= not callable(level.options.partition) and level.options.any_order
         self.possible &= not any(c.has_boundary for c in level.components)
 
     def run(self, node: Any, tangents: list[Tensor | None], wanted: Wanted) -> list[Any] | None:
@@ -136,7 +136,9 @@ class Handing:
             call = "".join(f"{f}, " for f in found)
             absent = {k for k, f in enumerate(found[count:]) if f == "None"}
         else:
-            call = f"{script.names.name(run.call, 'backward')}([{', '.join(places)}])"
+            script.line(f"args = [{', '.join(places)}]")
+            script.line(f"del {', '.join(places)}")
+            call = f"{script.names.name(run.call, 'backward')}(args)"
             absent = None
         script.line(f"{''.join(f'{r}, ' for r in results)}= {call}")
         for depth in sorted({depth for depth, _ in ends}):
