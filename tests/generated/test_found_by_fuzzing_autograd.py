@@ -259,3 +259,37 @@ def test_a_backward_that_raises_where_only_numbers_are_symbols() -> None:
         y = torch.tensor(-1.5, dtype=torch.float64, requires_grad=True).clone()[None][0]
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             f(y).backward(create_graph=True)
+
+
+def test_a_part_whose_memory_is_changed_out_of_sight_has_a_gradient() -> None:
+    """Seed 923530: inputs that share memory enter as one; asked for the part alone, `grad` gave None."""
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        squared = b**2
+        a.data.mul_(2.0)
+        return b * squared
+
+    found = []
+    for run in (f, aheadgrad.compile(f, fallback="error", frontend="trace")):
+        x = torch.tensor([[1.5, 0.9], [1.0, 2.0]], requires_grad=True)
+        part = x.chunk(2)[0]
+        (g,) = torch.autograd.grad(run(x[:-1], part).sum(), part, create_graph=True)
+        found.append([g, *torch.autograd.grad(g.sum(), [part, x])])
+    for eager, ours in zip(*found, strict=True):
+        assert torch.equal(eager, ours)
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_a_result_that_was_written_through_a_view(partition: str) -> None:
+    """Seed 922487: what the write saved is hidden from the graph; min-cut did not notice a change."""
+
+    def f(a: Tensor) -> Tensor:
+        out = torch.nn.functional.softplus(a)
+        out.unsqueeze(0).exp_()
+        return out
+
+    for run in (f, aheadgrad.compile(f, fallback="error", frontend="trace", partition=partition)):
+        out = run(torch.ones(3, requires_grad=True))
+        out.detach().mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()

@@ -263,10 +263,11 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
         Target("input", i, e.leaf) for i, e in enumerate(forward.session.entrances) if e.leaf.requires_grad
     ]
     tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
+    written = any(f.version_bumps for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
         if m.leaf is not None and m.leaf.requires_grad:
             targets.append(Target("inside", k, m.leaf, f"m{k}"))
-        elif not tracked and _is_plain_view(m.seen) and _is_plain_view(m.real):
+        elif not tracked and all(_has_history(view, written=written) for view in (m.seen, m.real)):
             targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():
@@ -277,9 +278,13 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     return targets
 
 
-def _is_plain_view(t: Tensor) -> bool:
-    """Has it a history, and may that be made anew? Not of parts of `split`, nor under no_grad."""
-    return is_view(t) and creation_meta(t) == CreationMeta.DEFAULT and t.grad_fn is not None
+def _has_history(view: Tensor, *, written: bool) -> bool:
+    """Has it a history that may be asked for? Where its memory was written to, that is made anew, but not of
+    parts of `split`."""
+    if not is_view(view):
+        return False
+    part = creation_meta(view) == CreationMeta.MULTI_OUTPUT_NODE and not written
+    return (part or creation_meta(view) == CreationMeta.DEFAULT) and view.grad_fn is not None
 
 
 def record_expected(captured: Any, number: int, component: Component) -> Gradients | None:
