@@ -293,3 +293,51 @@ def test_a_result_that_was_written_through_a_view(partition: str) -> None:
         out.detach().mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+def test_a_dimension_added_out_of_sight_to_what_is_not_contiguous() -> None:
+    """Seed 1220510: the gradient came back as if the result had been contiguous."""
+
+    def f(a: Tensor) -> Tensor:
+        out = a.clone()
+        with torch.no_grad():
+            out.unsqueeze_(0)
+        return out
+
+    def make() -> Given:
+        leaf = torch.tensor([[0.5, -1.0], [1.5, 0.3]], requires_grad=True)
+        return [leaf], ((leaf * 1).t(),)
+
+    check(f, make)
+
+
+def test_views_of_a_subclass_that_share_a_change_of_shape() -> None:
+    """Seed 1230112: each output had changed the shape anew, and the version counter had moved twice."""
+
+    def f(a: Tensor) -> Any:
+        total = a.sum(-1)
+        view = total.view_as(total)
+        view.unsqueeze_(0)
+        return view.mT, view
+
+    def make() -> Given:
+        leaf = two.tensor([[0.5, -1.0], [1.5, 0.3]], requires_grad=True)
+        return [leaf], (leaf,)
+
+    check(f, make)
+
+
+def test_an_alias_by_data_whose_counter_was_saved() -> None:
+    """Seed 1240023: a write to the returned alias, of which a detached one is saved, went unnoticed."""
+
+    def saved(a: Tensor) -> Any:
+        alias = (a * 2).data
+        return alias, a * alias.detach()
+
+    def not_saved(a: Tensor) -> Any:
+        twice = a * 2
+        return twice.data, a * twice.detach()
+
+    with pytest.raises(FallbackError, match=r"made with \.data"):
+        aheadgrad.compile(saved, fallback="error", frontend="trace")(*vector()[1])
+    check(not_saved, vector)

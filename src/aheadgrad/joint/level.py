@@ -367,6 +367,9 @@ def slot_of_root(root: FreshRoot | AliasRoot) -> UserOutput | ViewBase | None:
     return None if root.base is None else ViewBase(root.base)
 
 
+SAVED_BY_DATA = "an alias made with .data is returned and its memory is saved for backward"
+
+
 def slots_apart(facts: Facts) -> list[Slot]:
     """Results that get a version counter of their own."""
     slots: list[Any] = [

@@ -42,7 +42,9 @@ def unseen_look(t: Tensor) -> Geometry | None:
     size = tuple(size_in_history(t))
     if size == tuple(t.size()) or math.prod(size) != t.numel():
         return None
-    return Geometry(size, contiguous_strides(size), 0)
+    more = t.dim() - len(size)
+    summed = more > 0 and tuple(t.size())[more:] == size  # as autograd adds up what was added in front
+    return Geometry(size, tuple(t.stride())[more:] if summed else contiguous_strides(size), 0)
 
 
 def restore(t: Tensor, geometry: Geometry) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.recording.told_by_name import HOLDS_UNSEEN, RESULT_NOT_USED
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import number_of
+from aheadgrad.torchlayer.autograd import number_of, same_version_counter
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -31,16 +31,28 @@ def saved_attributes(node: Any) -> list[str]:
     return names
 
 
-def saved_with_history(node: Any) -> Iterator[Tensor]:
-    """The traced tensors that one of torch's own nodes saved and that require grad."""
-    for name in saved_attributes(node):
+def _saved_by(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """The traced tensors that a node saved, but for those that were changed since, with their names."""
+    for name in (*saved_attributes(node), "saved_tensors"):
         try:
-            value = getattr(node, name)
-        except RuntimeError:  # changed since
+            value = getattr(node, name, ())
+        except RuntimeError:
             continue
         for t in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(t, Tensor) and t.requires_grad and functional.is_wrapped(t):
-                yield t
+            if isinstance(t, Tensor) and functional.is_wrapped(t):
+                yield name, t
+
+
+def saved_with_history(node: Any) -> Iterator[Tensor]:
+    """The traced tensors that one of torch's own nodes saved and that require grad."""
+    return (t for name, t in _saved_by(node) if t.requires_grad and name != "saved_tensors")
+
+
+def saves_same_counter(nodes: Iterable[Any], t: Tensor) -> bool:
+    """Did one of these nodes save the memory of a tensor, and will it notice writes to that tensor?"""
+    key = functional.storage_key(t)
+    saved = (s for node in nodes for _, s in _saved_by(node))
+    return any(functional.storage_key(s) == key and same_version_counter(s, t) for s in saved)
 
 
 def in_order(nodes: Iterable[Any]) -> list[Any]:
@@ -53,23 +65,15 @@ def saved_storages(session: Session, nodes: Iterable[Any]) -> dict[Any, None]:
     keys: dict[Any, None] = {}
     for node in in_order(nodes):
         keys |= session.hidden.get(node, {})
-        for name in saved_attributes(node):
-            try:
-                value = getattr(node, name)
-            except RuntimeError:
-                continue
-            _add(value, keys)
+        for name, value in _saved_by(node):
+            keys[functional.storage_key(value)] = None
             if name == "_saved_result" and type(node).__name__ in RESULT_NOT_USED:
                 _check_unchanged(session, value)
-        try:
-            _add(getattr(node, "saved_tensors", ()), keys)
-        except RuntimeError:
-            continue
     return keys
 
 
-def _check_unchanged(session: Session, result: Any) -> None:
-    if isinstance(result, Tensor) and session.ledger.memory(result).writes:
+def _check_unchanged(session: Session, result: Tensor) -> None:
+    if session.ledger.memory(result).writes:
         raise FallbackError("the result of a product is changed behind autograd's back")
 
 
@@ -96,12 +100,3 @@ def holds_something(node: Any) -> bool:
     except RuntimeError:  # there is a saved tensor, though it was changed since
         return True
     return any(isinstance(t, Tensor) for v in values for t in (v if isinstance(v, tuple | list) else (v,)))
-
-
-def _add(value: Any, keys: dict[Any, None]) -> None:
-    if isinstance(value, Tensor):
-        if functional.is_wrapped(value):
-            keys[functional.storage_key(value)] = None
-    elif isinstance(value, tuple | list):
-        for part in value:
-            _add(part, keys)

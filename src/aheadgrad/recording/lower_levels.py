@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.joint import level as values
+from aheadgrad.joint.level import SAVED_BY_DATA, slots_apart
 from aheadgrad.program.slots import Slot
 from aheadgrad.program.values import Value, Write
 from aheadgrad.recording.components import Component, Passage, Target
@@ -20,6 +21,7 @@ from aheadgrad.recording.histories import (
     is_spoiled,
     saved_storages,
     saved_with_history,
+    saves_same_counter,
 )
 from aheadgrad.recording.joint import Gradients, dense_order
 from aheadgrad.recording.lower_values import Lowering, frozen_numbers_in
@@ -178,6 +180,8 @@ class _Levels:
         if saves and any(map(is_spoiled, self._beside(c))):
             raise FallbackError("a tensor is changed that is saved for derivatives of nothing that was given")
         saved: list[frozenset[int]] = []
+        if saves and any(saves_same_counter(c.nodes, t) for t in self._apart()):
+            raise FallbackError(SAVED_BY_DATA)
         for i in c.exits if saves else ():
             keys = saved_storages(self.session, c.nodes_of[i])
             saved.append(frozenset(map(self.low.memory, keys)))
@@ -190,6 +194,11 @@ class _Levels:
         viewed = tuple(k for k, e in enumerate(self.session.entrances) if id(e.seen) in bases)
         told = tuple(saved), once, quiet, apart, viewed
         return values.Component(number, tuple(c.exits), targets, expected, keeps, *told)
+
+    def _apart(self) -> list[Tensor]:
+        """Results with a version counter of their own."""
+        slots = slots_apart(self.level.facts)
+        return [e.traced for e in self.level.joint.exits if e.slot in slots] if slots else []
 
     def _beside(self, c: Component) -> list[Any]:
         """Nodes whose derivatives no target gets."""

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from aheadgrad.errors import FallbackError
 from aheadgrad.facts.facts import AliasRoot
-from aheadgrad.joint.level import Component, Joint, is_handed_out, slots_apart
+from aheadgrad.joint.level import SAVED_BY_DATA, Component, Joint, is_handed_out, slots_apart
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.values import Value
 from aheadgrad.runtime.freeing import BACKWARD_TWICE
 from aheadgrad.torchlayer.autograd import keeps_graph
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
-
-_BY_DATA = "an alias made with .data is returned and its memory is saved for backward"
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def watches(joint: Joint, component: Component, saved: SavedSet) -> list[Watch]:
     for root, memory in zip(joint.facts.roots, joint.root_memory, strict=True):
         by_data = isinstance(root, AliasRoot) and root.recipe.cut == "data"
         if by_data and _outputs_with(component, memory):
-            raise FallbackError(_BY_DATA)
+            raise FallbackError(SAVED_BY_DATA)
     apart = slots_apart(joint.facts)
     for i, e in enumerate(joint.leaving):
         if type(e.value) not in (Value, Bundle) or not is_handed_out(joint.facts, e.slot):
@@ -63,7 +61,7 @@ def watches(joint: Joint, component: Component, saved: SavedSet) -> list[Watch]:
         if joint.tape.view_source(e.value) not in sources:
             found[f"r{i}"] = _outputs_with(component, e.memory)
             if found[f"r{i}"] and e.slot in apart:
-                raise FallbackError(_BY_DATA)
+                raise FallbackError(SAVED_BY_DATA)
             if not found[f"r{i}"] and _parts_saved(joint, e.value, sources):
                 found[f"r{i}"] = everywhere
     watched = [Watch(name, outputs) for name, outputs in found.items() if outputs]
