@@ -11,6 +11,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.recording.told_by_name import HOLDS_UNSEEN, RESULT_NOT_USED
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import number_of, same_version_counter
+from aheadgrad.torchlayer.fake import quiet_logs
 
 if TYPE_CHECKING:
     from aheadgrad.recording.session import Session
@@ -88,7 +89,8 @@ def is_spoiled(node: Any) -> bool:
 
 
 def _all_saved(node: Any) -> list[Any]:
-    return [*(getattr(node, name) for name in saved_attributes(node)), *getattr(node, "saved_tensors", ())]
+    with quiet_logs():  # a view whose memory was changed is made again, or it fails
+        return [*(getattr(node, name) for name in saved_attributes(node)), *getattr(node, "saved_tensors", ())]
 
 
 def holds_something(node: Any) -> bool:
