@@ -90,7 +90,10 @@ def is_spoiled(node: Any) -> bool:
 
 def _all_saved(node: Any) -> list[Any]:
     with quiet_logs():  # a view whose memory was changed is made again, or it fails
-        return [*(getattr(node, name) for name in saved_attributes(node)), *getattr(node, "saved_tensors", ())]
+        return [
+            *(getattr(node, name) for name in saved_attributes(node)),
+            *getattr(node, "saved_tensors", ()),
+        ]
 
 
 def holds_something(node: Any) -> bool:
