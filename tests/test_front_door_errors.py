@@ -209,3 +209,22 @@ def test_an_error_of_the_users_behind_a_mistake_of_dynamos() -> None:
     fast = aheadgrad.compile(unlucky)
     assert told(fast, torch.ones(3)) == told(unlucky, torch.ones(3))
     assert fast.fallbacks == {}
+
+
+def test_what_dynamo_fails_on_leaves_dispatch_as_it_was() -> None:
+    """Its frames hold guards, which put back dispatch keys when they die: eager then had no gradients."""
+    w = torch.linspace(-1, 1, 4).view(2, 2).requires_grad_()
+
+    def fn(x: Tensor) -> Tensor:
+        each = torch.func.hessian(lambda row: (row * row @ w).sin().sum())
+        return torch.vmap(each)(x).sum()
+
+    x = torch.linspace(0, 1, 6).view(3, 2)
+    fast = aheadgrad.compile(fn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert torch.equal(fast(x), fn(x))
+    assert nn.Linear(2, 2)(x).requires_grad
+    with pytest.raises(FallbackError):
+        aheadgrad.compile(fn, fallback="error")(x)
+    assert nn.Linear(2, 2)(x).requires_grad

@@ -204,3 +204,10 @@ def test_a_function_that_calls_itself() -> None:
         return x if n == 0 else x * power(x, n - 1)
 
     assert torch.equal(power(leaf(3), 3), leaf(3) * (leaf(3) * (leaf(3) * leaf(3))))
+
+
+def test_a_module_that_torch_has_compiled() -> None:
+    model = nn.Linear(2, 2)
+    x = leaf(3, 2)
+    fast = aheadgrad.compile(torch.compile(model, backend="eager"))
+    assert torch.equal(fast(x), model(x))

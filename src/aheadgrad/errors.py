@@ -5,12 +5,9 @@ One class per kind of mistake; `docs/errors.md` has a section for each.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from traceback import walk_tb
 from typing import TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
-_OURS = ("aheadgrad", "torch")
 
 
 class AheadgradError(Exception):
@@ -66,7 +63,8 @@ def reason_of(error: BaseException) -> str:
     return text if isinstance(error, AheadgradError) and lines else f"{type(error).__name__}: {text}"
 
 
-def _with_causes(error: BaseException) -> list[BaseException]:
+def with_causes(error: BaseException) -> list[BaseException]:
+    """An error, and those that it came from."""
     found: list[BaseException] = []
     todo = [error]
     while todo:
@@ -79,21 +77,9 @@ def _with_causes(error: BaseException) -> list[BaseException]:
 
 def without_frames(error: _Error) -> _Error:
     """An error to be kept, or swallowed: frames hold tensors, and those of whoever called them."""
-    for one in _with_causes(error):
+    for one in with_causes(error):
         one.__traceback__ = None
     return error
-
-
-def let_go_of_locals(error: BaseException) -> None:
-    """Before an error leaves us: frames of ours and of torch's that it ended hold tensors no longer.
-
-    Nor do they hold the error itself, which holds them. The user's own frames stay as they are.
-    """
-    for one in _with_causes(error):
-        for frame, _ in walk_tb(one.__traceback__):
-            if str(frame.f_globals.get("__name__")).partition(".")[0] in _OURS:
-                with suppress(RuntimeError):  # it is running
-                    frame.clear()
 
 
 class FallbackWarning(UserWarning):

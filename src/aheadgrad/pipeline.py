@@ -31,7 +31,6 @@ from aheadgrad.errors import (
     HigherOrderError,
     InvalidProgram,
     NeedsNumbers,
-    let_go_of_locals,
 )
 from aheadgrad.joint.level import Component, Joint, Level
 from aheadgrad.joint.requests import Door, Further, LooksAtValues, NeedsSizes, NoDoor, Request, Unusual
@@ -62,6 +61,7 @@ from aheadgrad.runtime.padded import padded
 from aheadgrad.runtime.rehearse import rehearse
 from aheadgrad.torchlayer.autocast import AutocastState
 from aheadgrad.torchlayer.collection import no_collection
+from aheadgrad.torchlayer.letting_go import let_go_of_locals
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.subclasses import Form
 from aheadgrad.torchlayer.wanted import Wanted

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, let_go_of_locals, reason_of
+from aheadgrad.errors import AheadgradError, CaptureError, DataDependentError, reason_of
 from aheadgrad.joint import level as values
 from aheadgrad.joint.requests import Further, LooksAtValues, NeedsSizes, Request, Unusual
 from aheadgrad.program.slots import Between
@@ -19,6 +19,7 @@ from aheadgrad.recording.recording import Recording
 from aheadgrad.recording.subclass_borders import with_sizes
 from aheadgrad.torchlayer.assumptions import Sizes, as_numbers, assumptions, on_trial
 from aheadgrad.torchlayer.autograd import number_of
+from aheadgrad.torchlayer.letting_go import let_go_of_locals
 from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.strides import dense_strides
 

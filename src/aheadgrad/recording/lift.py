@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aheadgrad.errors import AheadgradError, FallbackError, let_go_of_locals
+from aheadgrad.errors import AheadgradError, FallbackError
 from aheadgrad.facts.facts import Reshape
 from aheadgrad.recording.control_flow import controlled
 from aheadgrad.recording.custom_ops import call_changing, changes_arguments
@@ -49,6 +49,7 @@ from aheadgrad.torchlayer.dispatch import (
 )
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS
 from aheadgrad.torchlayer.kernels import error_of_function
+from aheadgrad.torchlayer.letting_go import let_go_of_locals
 from aheadgrad.torchlayer.subclasses import is_foreign
 from aheadgrad.torchlayer.transforms import set_aside
 

@@ -28,13 +28,14 @@ from torch._dynamo.utils import graph_break_reasons
 from torch._guards import TracingContext
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing as fx_traces
 
-from aheadgrad.errors import FallbackError, let_go_of_locals, reason_of, without_frames
+from aheadgrad.errors import FallbackError, reason_of, without_frames
 from aheadgrad.torchlayer.collection import garbage_of_its_own
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.dynamo_besides import nothing_besides
 from aheadgrad.torchlayer.dynamo_functions import backwards_are_noted
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo, is_hidden
 from aheadgrad.torchlayer.fake import quiet_logs
+from aheadgrad.torchlayer.letting_go import let_go_of_locals
 
 _AS_IT_IS = ConvertFrameReturn(
     frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP), apply_to_code=False
@@ -264,7 +265,7 @@ def compiled_by_dynamo(
     if hasattr(context, "callback"):  # not where Dynamo is switched off
         context.callback = frames
     made = context(fn)
-    made = made.forward if isinstance(fn, nn.Module) and made is not fn else made
+    made = made.forward if isinstance(made, nn.Module) and made is not fn else made
     return (None if fullgraph else quickly(made, context)) or made, frames
 
 

@@ -18,6 +18,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.torchlayer.dispatch import dispatch_restored
 from aheadgrad.torchlayer.fake import quiet_logs
 from aheadgrad.torchlayer.frames import ONE_AT_A_TIME, call_directly, configured, quickly
+from aheadgrad.torchlayer.letting_go import let_go_of_locals
 
 _PARTS = ("forward", "setup_context", "vmap")
 
@@ -30,7 +31,11 @@ class _Whole:
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         with ONE_AT_A_TIME, configured({}), dispatch_restored(), quiet_logs():
-            result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+            try:
+                result = self._torchdynamo_orig_backend(frame, cache_entry, frame_state)
+            except Exception as error:
+                let_go_of_locals(error)
+                raise
         if result.guarded_code is not None:
             call_directly(result.guarded_code, frame.f_globals)
         elif str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
