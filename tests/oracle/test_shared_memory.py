@@ -205,3 +205,26 @@ def test_a_function_returns_an_argument_that_changed_its_shape() -> None:
         return Inputs((x, x.view_as(x)), {}, leaves=[])
 
     same(f, make)
+
+
+@pytest.mark.parametrize("write", ["no_grad", "data", "detach", "in sight"])
+@pytest.mark.parametrize("view", [lambda b: b.view(-1), lambda b: b[1:], lambda b: b.split(2)[0]])
+def test_a_view_of_a_sibling_leads_to_it(write: str, view: Callable[[Tensor], Tensor]) -> None:
+    """It was made from the base that both are views of: `grad` of the sibling was None."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        if write == "in sight":
+            a.add_(1.0)
+        else:
+            with torch.no_grad():
+                {"no_grad": a, "data": a.data, "detach": a.detach()}[write].add_(1.0)
+        return view(b)
+
+    found = []
+    for run in (fn, aheadgrad.compile(fn, fallback="error", frontend="trace")):
+        x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+        base = x.sin()
+        a, b = base[...], base.squeeze()
+        found.append(torch.autograd.grad(run(a, b).sum(), [x, b]))
+    for eager, ours in zip(*found, strict=True):
+        assert torch.equal(eager, ours)

@@ -34,6 +34,7 @@ from aheadgrad.recording.forward import Forward
 from aheadgrad.recording.geometry import contiguous_strides, unseen_look
 from aheadgrad.recording.ledger import Line
 from aheadgrad.recording.recipes import recipe
+from aheadgrad.recording.walks import edge_of, walk
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import (
     CreationMeta,
@@ -252,6 +253,23 @@ class _Group:
             return Recipe(tuple(steps))
         return recipe(session, self._as_it_will_be(root), t)
 
+    def _view_behind(self, t: Tensor) -> int | None:
+        """The nearest input that this is a view of and that is itself a view of another: `autograd.grad` has
+        to find the way there."""
+        session, ledger = self.forward.session, self.forward.session.ledger
+        given = ((-1 - k, m.seen) for k, m in enumerate(session.members) if is_view(m.seen))
+        views = {id(v): k for k, v in given if creation_meta(v) == CreationMeta.DEFAULT}
+        if not (views and t.requires_grad and is_view(t)):
+            return None
+        if creation_meta(t) == CreationMeta.NO_GRAD_MODE or _is_stale(t):
+            return None
+        current: Tensor | None = t
+        while current is not None and id(current) not in views:
+            current = ledger.of(current).source
+        if current is None or ledger.current(current) is not current or current.grad_fn is None:
+            return None
+        return views[id(current)] if edge_of(current) in walk(edge_of(t)).edges else None
+
     def _as_it_will_be(self, t: Any) -> Any:
         """An input has its new shape by the time that views are made from it."""
         ledger = self.forward.session.ledger
@@ -259,11 +277,14 @@ class _Group:
 
     def _root_for(self, j: int, t: Tensor, owner: int) -> int:
         """The root that `t` is, or is a view of; made an alias of the owner when it is new."""
+        session = self.forward.session
+        behind = self._view_behind(t)
+        if behind is not None:
+            return self._input_root(behind)
         root = _root(t)
         known = self.out.find_root(root)
         if known is not None:
             return known
-        session = self.forward.session
         entrance = session.entrance_of(root)
         if entrance is not None:
             return self._input_root(session.entrances.index(entrance))
