@@ -329,3 +329,17 @@ def test_nothing_piles_up() -> None:
         third()
     gc.collect()
     assert len(gc.get_objects()) - before < 20
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_derivative_that_torch_has_not(create_graph: bool) -> None:
+    """It raises what eager raises, also on the way to a third one."""
+
+    def distances(x: Tensor, w: Tensor) -> Tensor:
+        return torch.cdist(x, w)
+
+    for run in (distances, strict(distances)):
+        x, w = double(4, 3, seed=1), double(4, 3, seed=2)
+        (g,) = torch.autograd.grad(run(x, w).sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="_cdist_backward"):
+            torch.autograd.grad(g.pow(2).sum(), x, create_graph=create_graph)

@@ -79,7 +79,9 @@ def _put_off(tape: Tape, order: list[int], source: Callable[[Value], Value]) -> 
         if op.keep or not all(type(v) is Value for v in op.outs):
             barrier = at
         else:
-            frees = [dies[roots.get(v, v)] for v in taken] if op.viewed is None else []
+            frees = [dies[roots.get(v, v)] for v in taken]
+            if op.viewed is not None:  # nothing; a result stays, as what it views may come to be made there
+                frees = [needed.get(v, at) for v in op.values]
             waits = min(frees, default=end)
             if waits > at:
                 places[at] = min(waits, barrier, *(needed.get(v, end) for v in op.values))

@@ -48,7 +48,8 @@ class LiveDoor:
                     if isinstance(told, DataDependentError):
                         strict = self.level.options.fallback == "error" or self.level.session.veiled
                         raise told if strict else LooksAtValues(reason_of(told)) from error
-                    if isinstance(told, AheadgradError) and request.requiring is not None:
+                    eagers = type(self.level.failures.get(request.component)) is type(error)
+                    if isinstance(told, AheadgradError) and request.requiring is not None and not eagers:
                         raise told from error
                     raise
                 finally:
