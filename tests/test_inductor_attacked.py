@@ -162,3 +162,15 @@ def test_training_evaluation_and_inference_in_turn() -> None:
 def test_targets_that_do_not_exist(fn: Any) -> None:
     with pytest.raises(IndexError, match="Target 7 is out of bounds"):
         fast(fn)(torch.randn(3, 5, requires_grad=True), torch.tensor([0, 7, 1]))
+
+
+def test_layouts_of_what_is_taken_apart() -> None:
+    """Inductor's decompositions lay some results out otherwise than the ops do."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.cat([x, x], 1), torch.stack([x, x], 1), torch.cat([x, x[:0]]) * 2
+
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    for eager, ours in zip(fn(x), fast(fn)(x), strict=True):
+        assert torch.equal(eager, ours)
+        assert eager.stride() == ours.stride()

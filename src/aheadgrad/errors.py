@@ -110,7 +110,12 @@ class HigherOrderError(AheadgradError, RuntimeError):
     """A derivative was asked for that this compiled call does not provide."""
 
 
-MISTAKES = (InvalidProgram, InvalidOption)  # raised even where calls that cannot be compiled run as they are
+class BackendFailed(AheadgradError, RuntimeError):
+    """A backend of yours raised while it compiled a program; what it raised is the cause."""
+
+
+MISTAKES = (InvalidProgram, InvalidOption, BackendFailed)
+"""Raised even where calls that cannot be compiled run as they are."""
 
 
 class BackendDiffers(AheadgradError, RuntimeError):

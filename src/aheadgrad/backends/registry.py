@@ -28,7 +28,7 @@ from aheadgrad.backends.contract import (
 )
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.inductor import Inductor
-from aheadgrad.errors import FallbackWarning, InvalidOption
+from aheadgrad.errors import AheadgradError, BackendFailed, FallbackWarning, InvalidOption, reason_of
 from aheadgrad.options import Options
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Value
@@ -144,10 +144,21 @@ class Compiler:
         with self.journal.stage(f"compile {role}"), progress(f"compiling a {role} ..."), garbage_of_its_own():
             yield
 
+    def _called(self, request: Request) -> Any:
+        try:
+            return self.backend(request)
+        except AheadgradError:
+            raise
+        except Exception as error:
+            name = getattr(self.backend, "__name__", type(self.backend).__name__)
+            raise BackendFailed(
+                f"The backend {name!r} raised {reason_of(error)} while it compiled this {request.role} program."
+            ) from error
+
     def _now(self, request: Request) -> Executable:
         garbage = nullcontext() if isinstance(self.backend, Inductor) else collection_again()
         with self._watch(request.role), garbage:
-            made = as_executable(self.backend(request))
+            made = as_executable(self._called(request))
         outputs = request.program.outputs
         for (_, value), strides in zip(outputs, made.strides or (None,) * len(outputs), strict=True):
             if type(value) is Value and strides is not None and strides != value.type.stride:

@@ -45,6 +45,7 @@ from aheadgrad.torchlayer.fxmeta import current_node_meta
 from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.stand_ins import StandIns
+from aheadgrad.torchlayer.strides import in_order_of
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, decides_sizes
 
@@ -116,7 +117,7 @@ class Recorder(TorchDispatchMode):
         if func in self.decompositions:
             out = self._decomposed(func, args, kwargs)
             if out is not NotImplemented:
-                return out
+                return out if self.plain else self._laid_out(func, args, kwargs, out)
         if self.plain and isinstance(func, OpOverload):
             with self:  # what functionalization would have taken apart before it came here
                 out = func.decompose(*args, **kwargs)
@@ -302,6 +303,19 @@ class Recorder(TorchDispatchMode):
         finally:
             self.plain = before
         return self._functionalized(lower, args, kwargs)
+
+    def _laid_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """What a decomposition made, with the strides that the op gives it: the user may see them."""
+        if self.trace.phase != "forward" or self.trace.sized or getattr(out, "ndim", 2) < 2:
+            return out
+        try:
+            usual = self.ops.compute(func, (), args, kwargs)
+        except Exception:  # it is decomposed because it cannot be computed as it is
+            return out
+        with self:
+            if isinstance(out, Tensor):
+                return in_order_of(out, usual)
+            return [*map(in_order_of, out, usual)] if type(out) is list else (*map(in_order_of, out, usual),)
 
     def _functionalized(
         self, lower: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -178,7 +178,7 @@ class _Frames:
             if refused or isinstance(error, _NOT_OURS_TO_CATCH):
                 raise error
             if type(inner).__module__.partition(".")[0] == "aheadgrad":
-                raise inner from None
+                raise inner from inner.__cause__
             return self._left_to_eager(code, error, inner, perhaps_users=perhaps_users)
         finally:
             del error, inner

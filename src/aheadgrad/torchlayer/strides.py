@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sympy
+import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -82,6 +83,19 @@ def order_of(stride: Any) -> tuple[int, ...]:
     """The dimensions from the outermost in memory to the innermost, going by recorded sizes."""
     strides = [size_hint(s) for s in stride]
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
+
+
+def in_order_of(made: Any, usual: Any) -> Any:
+    """The same values, with dimensions in the order in memory that they have in another tensor."""
+    if not isinstance(made, Tensor) or made.dim() < 2 or made.numel() == 0:
+        return made
+    strides = zip(made.size(), made.stride(), usual.stride(), strict=True)
+    order = order_of(usual.stride())
+    dense = dense_strides(tuple(usual.size()), order) == tuple(usual.stride())
+    if not dense or all(n == 1 or a == b for n, a, b in strides):
+        return made
+    laid_out = made.permute(order).clone(memory_format=torch.contiguous_format)
+    return laid_out.permute([order.index(d) for d in range(made.dim())])
 
 
 def same_numbers(one: Any, other: Any) -> bool:
