@@ -151,8 +151,8 @@ class Compiler:
             raise
         except Exception as error:
             name = getattr(self.backend, "__name__", type(self.backend).__name__)
-            text = f"The backend {name!r} raised {reason_of(error)} while it compiled this {request.role} program."
-            raise BackendFailed(text) from error
+            what = f"{reason_of(error)} while it compiled this {request.role} program"
+            raise BackendFailed(f"The backend {name!r} raised {what}.") from error
 
     def _now(self, request: Request) -> Executable:
         garbage = nullcontext() if isinstance(self.backend, Inductor) else collection_again()
