@@ -343,3 +343,21 @@ def test_a_derivative_that_torch_has_not(create_graph: bool) -> None:
         (g,) = torch.autograd.grad(run(x, w).sum(), x, create_graph=True)
         with pytest.raises(NotImplementedError, match="_cdist_backward"):
             torch.autograd.grad(g.pow(2).sum(), x, create_graph=create_graph)
+
+
+def test_tangents_that_are_lazily_conjugated() -> None:
+    """Seed 3210038: `view_as_real`, in the derivative of `complex`, refuses them."""
+
+    def both(a: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.complex(a, a)
+        return z.contiguous(), torch.stack([a, a * z])
+
+    found = []
+    for run in (both, strict(both)):
+        a = torch.tensor(-1.3, requires_grad=True)
+        z, w = run(a)
+        tangents = [torch.full_like(t, 1 + 2j).requires_grad_() for t in (z, w)]
+        (g,) = torch.autograd.grad((z, w), a, [tangents[0].conj(), tangents[1]], create_graph=True)
+        found.append([g, *torch.autograd.grad(g**2, [a, *tangents])])
+    for eager, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager)

@@ -53,6 +53,7 @@ class Backward:
         layouts: int = 8,
     ) -> None:
         self.expected = expected
+        self.conjugable: tuple[int, ...] = ()  # tangents that are complex
         self.layouts = layouts  # of tangents; then others are copied into the expected one
         self.usual = usual
         self.make = make
@@ -131,6 +132,11 @@ def few(known: set[Wanted], wanted: Wanted) -> Wanted:
 
 def _layout(t: Tensor) -> Any:
     return t.stride() if type(t) is Tensor else tangent_pattern(t)
+
+
+def unconjugated(t: Tensor | None) -> Tensor | None:
+    """A tangent whose elements are what they look like: programs were recorded for such."""
+    return t if t is None or not t.is_conj() else t.resolve_conj()
 
 
 def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:

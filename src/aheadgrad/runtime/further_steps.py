@@ -66,6 +66,8 @@ def backward_of(
     """The backward of a node, at any order; `usual` is the executable for the expected tangents."""
     backward = _backward(level, component, saved, usual, steps, checking=False)
     backward.checking = _backward(level, component, saved, None, steps, checking=True)
+    dtypes = [level.exits[i].dtype for i in component.exits]
+    backward.conjugable = tuple(k for k, dtype in enumerate(dtypes) if dtype is not None and dtype.is_complex)
     return backward
 
 

@@ -17,7 +17,7 @@ from aheadgrad.conventions.interior import check_viewed
 from aheadgrad.conventions.whole_subclasses import tangent_test
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
-from aheadgrad.runtime.backward import Backward, Failure, found, unchanged
+from aheadgrad.runtime.backward import Backward, Failure, found, unchanged, unconjugated
 from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
 from aheadgrad.runtime.watch import check_watched
@@ -216,6 +216,8 @@ def _backward(
         if ways.loose:
             script.line(f"links = given[{len(tangents)}:]")
         script.line("given.clear()")
+    for k in backward.conjugable:
+        script.line(f"t{k} = {name(unconjugated, 'unconjugated')}(t{k})")
 
     def leave(grads: str) -> None:
         """Returns gradients, with what came through links."""
