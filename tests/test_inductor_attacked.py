@@ -168,7 +168,7 @@ def test_layouts_of_what_is_taken_apart() -> None:
     """Inductor's decompositions lay some results out otherwise than the ops do."""
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:
-        return torch.cat([x, x], 1), torch.stack([x, x], 1), torch.cat([x, x[:0]]) * 2
+        return torch.cat([x, x], 1), torch.stack([x, x], 1), torch.cat([x, x[:0]]) * 2, x.roll(1, 2)
 
     x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
     for eager, ours in zip(fn(x), fast(fn)(x), strict=True):

@@ -16,6 +16,11 @@ from aheadgrad.errors import BackendFailed, FallbackError, FallbackWarning
 WAYS: list[dict[str, Any]] = [{}, {"fullgraph": True}, {"frontend": "trace"}]
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch.compiler.reset()
+
+
 def wave(x: Tensor) -> Tensor:
     return x.sin()
 
@@ -46,3 +51,19 @@ def test_it_may_leave_a_call_to_eager(options: dict[str, Any]) -> None:
     fast = aheadgrad.compile(wave, backend=refusing, **options)
     with pytest.warns(FallbackWarning, match="no sines"):
         assert torch.equal(fast(torch.ones(2)), wave(torch.ones(2)))
+
+
+def test_one_that_takes_no_symbolic_sizes() -> None:
+    def mine(request: Request) -> Any:
+        if request.mode is not None and any(isinstance(n, torch.SymInt) for n in sizes(request)):
+            raise ZeroDivisionError("symbols")
+        module = request.module
+        return lambda args: list(module(*args))
+
+    def sizes(request: Request) -> list[Any]:
+        return [n for t in request.example_inputs() if isinstance(t, Tensor) for n in t.shape]
+
+    fast = aheadgrad.compile(wave, backend=mine)
+    fast(torch.ones(3))
+    with pytest.warns(FallbackWarning, match="symbolic sizes"):
+        assert torch.equal(fast(torch.ones(4)), wave(torch.ones(4)))

@@ -361,3 +361,37 @@ def test_tangents_that_are_lazily_conjugated() -> None:
         found.append([g, *torch.autograd.grad(g**2, [a, *tangents])])
     for eager, ours in zip(*found, strict=True):
         torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_a_result_that_is_changed_after_the_first_derivative(partition: str) -> None:
+    """Eager saved it. With min-cut it was computed again, by the next order too, and nobody noticed."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return (x * w).exp().exp()
+
+    for run in (fn, strict(fn, partition=partition)):
+        x, w = pair()
+        out = run(x, w)
+        (g,) = grad(out.sum(), x)
+        with torch.no_grad():
+            out.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(g.sum(), [x, w])
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_what_is_handed_over_in_another_layout(partition: str) -> None:
+    """A `view` was recorded of it, for the layout that it had then."""
+
+    def fn(w: Tensor) -> Tensor:
+        return w.t().sigmoid().reshape(-1).sum()
+
+    found = []
+    for run in (fn, strict(fn, partition=partition)):
+        w, t = double(3, 3, seed=1), double(seed=2)
+        (g,) = grad(run(w * 1), w, t)
+        seconds = torch.autograd.grad(g.sin().sum(), [w, t], create_graph=True)
+        found.append(torch.autograd.grad(sum(v.sin().sum() for v in seconds), [w, t]))
+    for eager, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, eager)

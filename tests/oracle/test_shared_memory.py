@@ -228,3 +228,22 @@ def test_a_view_of_a_sibling_leads_to_it(write: str, view: Callable[[Tensor], Te
         found.append(torch.autograd.grad(run(a, b).sum(), [x, b]))
     for eager, ours in zip(*found, strict=True):
         assert torch.equal(eager, ours)
+
+
+def test_a_sibling_of_one_that_is_reshaped_out_of_sight_has_a_gradient() -> None:
+    """It was lost, as if the sibling had been reshaped, too."""
+
+    def fn(p: Tensor, q: Tensor) -> Tensor:
+        with torch.no_grad():
+            q.unsqueeze_(0)
+        return p * p
+
+    found = []
+    for run in (fn, strict(fn)):
+        x = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+        base = x.sin()
+        p, q = base[...], base.view(-1)
+        out = run(p, q)
+        found.append(torch.autograd.grad(out.sum() + p.sum(), [p, x]))
+    for eager, ours in zip(*found, strict=True):
+        assert torch.equal(eager, ours)

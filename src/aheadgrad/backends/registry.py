@@ -28,10 +28,17 @@ from aheadgrad.backends.contract import (
 )
 from aheadgrad.backends.eager import compile_eager
 from aheadgrad.backends.inductor import Inductor
-from aheadgrad.errors import AheadgradError, BackendFailed, FallbackWarning, InvalidOption, reason_of
+from aheadgrad.errors import (
+    AheadgradError,
+    BackendFailed,
+    FallbackError,
+    FallbackWarning,
+    InvalidOption,
+    reason_of,
+)
 from aheadgrad.options import Options
 from aheadgrad.program.program import Program
-from aheadgrad.program.values import Value
+from aheadgrad.program.values import Value, free_symbols
 from aheadgrad.report.journal import Journal
 from aheadgrad.report.origins import stacklevel_of_user
 from aheadgrad.report.progress import progress
@@ -151,8 +158,10 @@ class Compiler:
             raise
         except Exception as error:
             name = getattr(self.backend, "__name__", type(self.backend).__name__)
-            what = f"{reason_of(error)} while it compiled this {request.role} program"
-            raise BackendFailed(f"The backend {name!r} raised {what}.") from error
+            what = f"{name!r} raised {reason_of(error)} while it compiled this {request.role} program"
+            if free_symbols([port.value for port in request.program.inputs]):
+                raise FallbackError(f"the backend {what}, which has symbolic sizes") from error
+            raise BackendFailed(f"The backend {what}.") from error
 
     def _now(self, request: Request) -> Executable:
         garbage = nullcontext() if isinstance(self.backend, Inductor) else collection_again()

@@ -44,18 +44,18 @@ def make_table(
     moves: bool,
     once: bool = False,
     seen: Collection[Value] = (),
-    apart: Collection[Value] = (),
+    results: Collection[Value] = (),
     policies: tuple[Policy, ...] = (),
 ) -> Table:
     """What there is to choose from. `changed` are inputs that the call overwrites, `seen` inputs and outputs
-    that eager does not save, `apart` outputs that it does, with a version counter of their own.
+    that eager does not save, `results` what others see of what is computed.
 
     `moves`: ops whose results only the backward uses move there, as in torch's default partition; otherwise
     they run where eager runs them.
     """
     given = {p.value for p in inputs if type(p.value) is Value}
     here, fixed = _in_forward(cutter, leaving, given, set(changed), moves=moves)
-    return Table(cutter, gradients, here, fixed, once, seen, apart, policies)
+    return Table(cutter, gradients, here, fixed, once, seen, results, policies)
 
 
 def choose(

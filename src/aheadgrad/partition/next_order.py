@@ -67,7 +67,7 @@ def split_next(level: NextOrder, given: SavedSet, seen: Collection[Value]) -> Hi
         elif demands.cuts:
             there = frozenset(s.value for s in pool[:start])
             watched = {*seen, *level.seen, *(p.value for p in tangents)}
-            table = Table(cutter, g, run, seen=watched, given=there)
+            table = Table(cutter, g, run, seen=watched, results=watched, given=there)
             reasons = plan(table, replace(demands, less=False, budget=None))
             used = _used(cutter, g, (), {*there, *reasons}, symbols, given.states, higher=True)
         else:

@@ -10,7 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from aheadgrad.errors import FallbackError, InvalidProgram
-from aheadgrad.joint.level import Gradients, Joint, Level, slots_apart
+from aheadgrad.joint.level import Gradients, Joint, Level
 from aheadgrad.partition.choose import choose, make_table, providers
 from aheadgrad.partition.custom import split_with
 from aheadgrad.partition.plan import DEFAULT, demands_of
@@ -62,7 +62,7 @@ def table_of(joint: Joint, gradients: Gradients, *, plain: bool = False) -> Tabl
         changed,
         moves=joint.options.one_node,
         seen=() if plain else _seen(joint, gradients),
-        apart=() if plain else _apart(joint, gradients),
+        results=() if plain else [v for v in leaving if type(v) is Value],
         policies=joint.options.policies,
     )
 
@@ -73,13 +73,6 @@ def _seen(joint: Joint, gradients: Gradients) -> set[Value]:
     found = [e.value for e in joint.entrances if not e.static and e.memory not in kept]
     found += [e.value for e in joint.leaving if e.memory not in kept]
     return {v for value in found for v in values_of(value) if type(v) is Value}
-
-
-def _apart(joint: Joint, gradients: Gradients) -> set[Value]:
-    """Outputs that eager saves and that may be changed without notice."""
-    kept = frozenset().union(*gradients.component.saves)
-    slots = slots_apart(joint.facts)
-    return {e.value for e in joint.leaving if e.slot in slots and e.memory in kept and type(e.value) is Value}
 
 
 def forward_program(joint: Joint, saved: SavedSet, *, inference: bool) -> Program:

@@ -26,10 +26,9 @@ class Table:
     """`ahead` are the ops that run in the forward in any case, `fixed` those that cannot run later: they read
     what the call overwrites. `once`: there is this one backward and never another, so that the forward may
     compute something for it that is no value of the function's own. `seen` are inputs and outputs that eager
-    does not save: their owner may change them, so nothing is computed from them again, and what the backward
-    reads of them is saved (an op that wrote through a view hides what it saved). `apart` are those that
-    it saves, and whose owner may change them unnoticed: the backward has to see that. `given` are values
-    that are there in any case, beside inputs."""
+    does not save: their owner may change them, so nothing is computed from them again. `results` are in
+    somebody else's hands: what the backward needs of them is saved, not computed again, so that changes are
+    noticed at any order. `given` are values that are there in any case, beside inputs."""
 
     cutter: Cutter
     gradients: Gradients
@@ -37,7 +36,7 @@ class Table:
     fixed: Collection[int] = ()
     once: bool = False
     seen: Collection[Value] = ()
-    apart: Collection[Value] = ()
+    results: Collection[Value] = ()
     policies: tuple[Policy, ...] = ()
     given: Collection[Value] = ()
 
@@ -54,8 +53,7 @@ class Table:
         for i, op in enumerate(self.ops):
             if found[i] is Kind.RANDOM and op.kwargs.get("generator") is not None:
                 found[i] = Kind.NEVER  # it has a generator of its own
-        kept = {*map(self.root, self.apart), *(self.needs.keys() & set(map(self.root, self.seen)))}
-        for i in (*self.fixed, *(root.op for root in kept if root.op is not None)):
+        for i in (*self.fixed, *(root.op for root in map(self.root, self.results) if root.op is not None)):
             found[i] = Kind.NEVER
         return found
 

@@ -42,10 +42,11 @@ from aheadgrad.torchlayer.distributed import is_hidden_collective, waiting_for
 from aheadgrad.torchlayer.evalframe import hide_from_dynamo
 from aheadgrad.torchlayer.fake import DATA_DEPENDENT_ERRORS, FakeTensor, FakeTensorMode
 from aheadgrad.torchlayer.fxmeta import current_node_meta
+from aheadgrad.torchlayer.kernels import ask_kernel
 from aheadgrad.torchlayer.memory import is_borrowed
 from aheadgrad.torchlayer.opcache import OpCache
 from aheadgrad.torchlayer.stand_ins import StandIns
-from aheadgrad.torchlayer.strides import in_order_of
+from aheadgrad.torchlayer.strides import in_order_of, in_same_order
 from aheadgrad.torchlayer.symbols import is_symbolic
 from aheadgrad.torchlayer.unbacked import DynamicOutputShapeException, decides_sizes
 
@@ -53,6 +54,7 @@ _DEVICE_OF = torch.ops.prim.device.default
 _CONVERSIONS = {torch.ops.aten._to_sparse.default, torch.ops.aten._to_dense.default}
 _SCALAR_TENSOR = torch.ops.aten.scalar_tensor.default
 LIFT_FRESH = torch.ops.aten.lift_fresh.default
+_MOST_ELEMENTS = 1 << 22  # that a kernel is asked about
 _LIFT_FRESH_COPY = torch.ops.aten.lift_fresh_copy.default
 
 
@@ -305,17 +307,24 @@ class Recorder(TorchDispatchMode):
         return self._functionalized(lower, args, kwargs)
 
     def _laid_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """What a decomposition made, with the strides that the op gives it: the user may see them."""
-        if self.trace.phase != "forward" or self.trace.sized or getattr(out, "ndim", 2) < 2:
+        """What a decomposition made, with the strides that the op gives it, which the user may see. Where a
+        look at the op says that these may be others, its kernel decides."""
+        if self.trace.phase != "forward" or self.trace.sized:
+            return out
+        made, structure = pytree.tree_flatten(out)
+        if all(not isinstance(t, Tensor) or t.dim() < 2 for t in made):
             return out
         try:
-            usual = self.ops.compute(func, (), args, kwargs)
-        except Exception:  # it is decomposed because it cannot be computed as it is
+            usual = pytree.tree_leaves(self.ops.compute(func, (), args, kwargs))
+            if all(map(in_same_order, made, usual)):
+                return out
+            usual = pytree.tree_leaves(ask_kernel(func, args, kwargs, most=_MOST_ELEMENTS))
+        except (
+            Exception
+        ):  # it is decomposed because it cannot be computed as it is; or its kernel cannot be asked
             return out
         with self:
-            if isinstance(out, Tensor):
-                return in_order_of(out, usual)
-            return [*map(in_order_of, out, usual)] if type(out) is list else (*map(in_order_of, out, usual),)
+            return pytree.tree_unflatten([*map(in_order_of, made, usual)], structure)
 
     def _functionalized(
         self, lower: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -262,12 +262,18 @@ def _targets(forward: Forward, facts: Facts, aliases: Aliases) -> list[Target]:
     targets = [
         Target("input", i, e.leaf) for i, e in enumerate(forward.session.entrances) if e.leaf.requires_grad
     ]
-    tracked = any(f.history_changed or f.history_dropped or f.geometry is not None for f in facts.inputs)
+    tracked = any(f.history_changed or f.history_dropped for f in facts.inputs)
+    reshaped = {f.index for f in facts.inputs if f.geometry is not None}
+    tracked |= any(index >= 0 for index in reshaped)
     written = any(f.version_bumps for f in facts.inputs)
     for k, m in enumerate(forward.session.members):
         if m.leaf is not None and m.leaf.requires_grad:
             targets.append(Target("inside", k, m.leaf, f"m{k}"))
-        elif not tracked and all(_has_history(view, written=written) for view in (m.seen, m.real)):
+        elif (
+            not tracked
+            and -1 - k not in reshaped
+            and all(_has_history(view, written=written) for view in (m.seen, m.real))
+        ):
             targets.append(Target("member", k, m.seen, f"m{k}"))  # a view of another input
     for i, e in enumerate(forward.session.entrances):
         for name, inner in inside(e.seen, f"p{i}") if e.form is not None else ():

@@ -53,8 +53,9 @@ class Steps(Protocol):
         handed: tuple[int, ...],
         *,
         hands: int,
-    ) -> tuple[Executable, tuple[tuple[int, int], ...]] | None:
-        """A backward that takes what is handed to it and hands on as in `Request`; with its ends."""
+    ) -> tuple[Executable, tuple[tuple[int, int], ...], tuple[Any, ...]] | None:
+        """A backward that takes what is handed to it and hands on as in `Request`; with its ends, and the
+        strides of what it takes."""
 
     def close(self) -> None:
         """Lets go of the recording."""

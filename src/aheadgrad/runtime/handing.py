@@ -114,7 +114,12 @@ class Handing:
         return made
 
     def _written(
-        self, pattern: tuple[Any, ...], numbers: tuple[int, ...], run: Executable, ends: Ends
+        self,
+        pattern: tuple[Any, ...],
+        numbers: tuple[int, ...],
+        run: Executable,
+        ends: Ends,
+        strides: tuple[Any, ...],
     ) -> Made:
         """`backward(node, task, handed, tangents)`, which hands over what comes out at the ends."""
         script = Script("handing_backward")
@@ -125,6 +130,9 @@ class Handing:
             script.line(f"{', '.join(saved)}, = node.saved_tensors[:{len(saved)}]")
         for k, number in enumerate(numbers):
             script.line(f"h{k} = handed.pop({number})")
+            expected = script.names.literal(strides[k])
+            with script.block(f"if h{k}.stride() != {expected}:"):  # a view may have been recorded of it
+                script.line(f"h{k} = {script.names.name(laid_out, 'laid_out')}(h{k}, {expected})")
         script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
         script.line("tangents.clear()")
         script.line("node.maybe_clear_saved_tensors()")

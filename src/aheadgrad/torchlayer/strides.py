@@ -85,14 +85,19 @@ def order_of(stride: Any) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda d: (-strides[d], d)))
 
 
+def in_same_order(made: Any, usual: Any) -> bool:
+    """Are these no tensors, or tensors with the same strides, dimensions of one element aside?"""
+    if not isinstance(made, Tensor) or made.dim() < 2 or made.numel() == 0:
+        return True
+    return all(n == 1 or a == b for n, a, b in zip(made.size(), made.stride(), usual.stride(), strict=True))
+
+
 def in_order_of(made: Any, usual: Any) -> Any:
     """The same values, with dimensions in the order in memory that they have in another tensor."""
-    if not isinstance(made, Tensor) or made.dim() < 2 or made.numel() == 0:
+    if in_same_order(made, usual):
         return made
-    strides = zip(made.size(), made.stride(), usual.stride(), strict=True)
     order = order_of(usual.stride())
-    dense = dense_strides(tuple(usual.size()), order) == tuple(usual.stride())
-    if not dense or all(n == 1 or a == b for n, a, b in strides):
+    if dense_strides(tuple(usual.size()), order) != tuple(usual.stride()):
         return made
     laid_out = made.permute(order).clone(memory_format=torch.contiguous_format)
     return laid_out.permute([order.index(d) for d in range(made.dim())])
