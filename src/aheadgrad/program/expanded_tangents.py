@@ -63,6 +63,22 @@ def serves(program: Program, layouts: Sequence[Any]) -> bool:
         return False
 
 
+def takes(program: Program, layouts: Mapping[Value, Any]) -> bool:
+    """Can its ops be run on inputs with these strides? A `view` may have been recorded for others."""
+    other = {v: _empty(v, strides) for v, strides in layouts.items()}
+    try:
+        with for_real():
+            for op in program.ops:
+                if not any(v in other for v in op.uses):
+                    continue
+                if op.target in _BY_MEMORY:
+                    return False
+                other.update((v, t) for v, t in zip(op.outs, _run(op, other), strict=True) if t is not None)
+    except Exception:
+        return False
+    return True
+
+
 def _is_expanded(tangent: Value, strides: Any) -> bool:
     """Are the dimensions in the expected order, but for those with stride 0?"""
     if type(strides) is not tuple:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from aheadgrad.backends.contract import Executable
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
+from aheadgrad.program.program import Program
 from aheadgrad.runtime.backward import Backward, Run
 from aheadgrad.runtime.laid_out import LaidOutBackward
 from aheadgrad.runtime.links import Ways
@@ -53,9 +54,9 @@ class Steps(Protocol):
         handed: tuple[int, ...],
         *,
         hands: int,
-    ) -> tuple[Executable, tuple[tuple[int, int], ...], tuple[Any, ...]] | None:
-        """A backward that takes what is handed to it and hands on as in `Request`; with its ends, and the
-        strides of what it takes."""
+    ) -> tuple[Executable, tuple[tuple[int, int], ...], Program] | None:
+        """A backward that takes what is handed to it and hands on as in `Request`; with its ends, and
+        as a program."""
 
     def close(self) -> None:
         """Lets go of the recording."""

@@ -15,6 +15,9 @@ from aheadgrad.backends.contract import Executable
 from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
+from aheadgrad.program.expanded_tangents import takes
+from aheadgrad.program.program import Program
+from aheadgrad.program.slots import Between, Tangent
 from aheadgrad.runtime.backward import laid_out
 from aheadgrad.runtime.freeing import Lifetime
 from aheadgrad.torchlayer.autocast import any_autocast
@@ -119,7 +122,7 @@ class Handing:
         numbers: tuple[int, ...],
         run: Executable,
         ends: Ends,
-        strides: tuple[Any, ...],
+        program: Program,
     ) -> Made:
         """`backward(node, task, handed, tangents)`, which hands over what comes out at the ends."""
         script = Script("handing_backward")
@@ -130,9 +133,6 @@ class Handing:
             script.line(f"{', '.join(saved)}, = node.saved_tensors[:{len(saved)}]")
         for k, number in enumerate(numbers):
             script.line(f"h{k} = handed.pop({number})")
-            expected = script.names.literal(strides[k])
-            with script.block(f"if h{k}.stride() != {expected}:"):  # a view may have been recorded of it
-                script.line(f"h{k} = {script.names.name(laid_out, 'laid_out')}(h{k}, {expected})")
         script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
         script.line("tangents.clear()")
         script.line("node.maybe_clear_saved_tensors()")
@@ -140,6 +140,8 @@ class Handing:
         results = [f"r{k}" for k in range(count + len(ends))]
         places = [*saved, *tangents, *handed]
         if run.inline is not None:
+            if handed:
+                _lay_out(script, program, handed)
             found = run.inline(script, places, keep_places=False)
             call = "".join(f"{f}, " for f in found)
             absent = {k for k, f in enumerate(found[count:]) if f == "None"}
@@ -161,6 +163,26 @@ class Handing:
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
+
+
+def _lay_out(script: Script, program: Program, handed: list[str]) -> None:
+    """What is handed over in other layouts than it was recorded in is copied where the program needs that."""
+    values = [p.value for p in program.inputs if type(p.slot) is Tangent and type(p.slot.of) is Between]
+    known: dict[Any, bool] = {}
+
+    def laid(*given: Tensor) -> list[Tensor]:
+        strides = tuple([t.stride() for t in given])
+        fits = known.get(strides)
+        if fits is None:
+            fits = known[strides] = takes(program, dict(zip(values, strides, strict=True)))
+        found = given if fits else (laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True))
+        return list(found)  # type: ignore[arg-type]
+
+    same = [
+        f"{h}.stride() == {script.names.literal(v.type.stride)}" for h, v in zip(handed, values, strict=True)
+    ]
+    with script.block(f"if not ({' and '.join(same)}):"):
+        script.line(f"{', '.join(handed)}, = {script.names.name(laid, 'laid')}({', '.join(handed)})")
 
 
 def _place(number: int) -> int:
