@@ -134,11 +134,6 @@ def _layout(t: Tensor) -> Any:
     return t.stride() if type(t) is Tensor else tangent_pattern(t)
 
 
-def unconjugated(t: Tensor | None) -> Tensor | None:
-    """A tangent whose elements are what they look like: programs were recorded for such."""
-    return t if t is None or not t.is_conj() else t.resolve_conj()
-
-
 def laid_out(t: Tensor | None, strides: Any) -> Tensor | None:
     """The same tangent with the strides that a program was compiled for."""
     if t is None or type(t) is not Tensor or isinstance(strides, Form) or t.stride() == strides:

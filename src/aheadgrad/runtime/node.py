@@ -17,9 +17,10 @@ from aheadgrad.conventions.interior import check_viewed
 from aheadgrad.conventions.whole_subclasses import tangent_test
 from aheadgrad.emit.script import Namespace, Script
 from aheadgrad.runtime.anomaly import checked
-from aheadgrad.runtime.backward import Backward, Failure, found, unchanged, unconjugated
+from aheadgrad.runtime.backward import Backward, Failure, found, unchanged
 from aheadgrad.runtime.freeing import free_below
 from aheadgrad.runtime.links import Ways, link, link_to_edges
+from aheadgrad.runtime.tangents import give_tangents_away, take_tangents
 from aheadgrad.runtime.watch import check_watched
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import NodeBase, bare_apply, gives_tangents_away
@@ -210,14 +211,7 @@ def _backward(
     name = names.name
     tangents = [f"t{i}" for i in range(shape.outputs)]
     joined = _tuple(tangents)
-    if gives_tangents_away:
-        own = f"[:{len(tangents)}]" if ways.loose else ""
-        script.line(f"{', '.join(tangents)}, = given{own}")
-        if ways.loose:
-            script.line(f"links = given[{len(tangents)}:]")
-        script.line("given.clear()")
-    for k in backward.conjugable:
-        script.line(f"t{k} = {name(unconjugated, 'unconjugated')}(t{k})")
+    take_tangents(script, tangents, backward.conjugable, links=bool(ways.loose))
 
     def leave(grads: str) -> None:
         """Returns gradients, with what came through links."""
@@ -262,24 +256,18 @@ def _backward(
                 leave(f"{name(found, 'found')}({given})")
     _as_expected(script, backward, shape, tangents, arrange, asks=wanted != "None")
     script.line(f"saved = [{numbers}*saved]")  # used up: nothing else may hold what was saved
-    _give_away(script, tangents)
+    give_tangents_away(script, tangents)
     script.line(f"grads = {find}.run(ctx, saved, given, {wanted})")
     script.line(f"return {arrange.spread('grads')}")
     separately = f"{', '.join(tangents)}{', *links' if ways.loose else ''}"
     return script.function(f"ctx, {'given' if gives_tangents_away else separately}")
 
 
-def _give_away(script: Script, tangents: list[str]) -> None:
-    """Into a list: whoever takes them out of it can free them."""
-    script.line(f"given = [{', '.join(tangents)}]")
-    script.line(f"del {', '.join(tangents)}")
-
-
 def _hand(
     script: Script, handing: str, tangents: list[str], wanted: str, leave: Callable[[str], None]
 ) -> None:
     """The backward of those that take and hand over, if there is something to be taken or handed."""
-    _give_away(script, tangents)
+    give_tangents_away(script, tangents)
     script.line(f"grads = {handing}.run(ctx, given, {wanted})")
     with script.block("if grads is not None:"):
         leave("grads")
