@@ -67,3 +67,10 @@ def test_one_that_takes_no_symbolic_sizes() -> None:
     fast(torch.ones(3))
     with pytest.warns(FallbackWarning, match="symbolic sizes"):
         assert torch.equal(fast(torch.ones(4)), wave(torch.ones(4)))
+
+
+def test_a_backward_with_symbolic_sizes_is_no_call_to_leave_to_eager() -> None:
+    fast = aheadgrad.compile(wave, backend=failing("backward", ZeroDivisionError("here")), dynamic=True)
+    out = fast(torch.ones(3, requires_grad=True))
+    with pytest.raises(BackendFailed, match="this backward program"):
+        out.sum().backward()

@@ -159,7 +159,8 @@ class Compiler:
         except Exception as error:
             name = getattr(self.backend, "__name__", type(self.backend).__name__)
             what = f"{name!r} raised {reason_of(error)} while it compiled this {request.role} program"
-            if free_symbols([port.value for port in request.program.inputs]):
+            sized = free_symbols([port.value for port in request.program.inputs])
+            if sized and request.role != "backward":
                 raise FallbackError(f"the backend {what}, which has symbolic sizes") from error
             raise BackendFailed(f"The backend {what}.") from error
 

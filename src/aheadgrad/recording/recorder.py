@@ -319,9 +319,7 @@ class Recorder(TorchDispatchMode):
             if all(map(in_same_order, made, usual)):
                 return out
             usual = pytree.tree_leaves(ask_kernel(func, args, kwargs, most=_MOST_ELEMENTS))
-        except (
-            Exception
-        ):  # it is decomposed because it cannot be computed as it is; or its kernel cannot be asked
+        except Exception:  # it cannot be computed as it is, or its kernel cannot be asked
             return out
         with self:
             return pytree.tree_unflatten([*map(in_order_of, made, usual)], structure)
