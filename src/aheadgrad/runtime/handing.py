@@ -168,20 +168,20 @@ class Handing:
 def _lay_out(script: Script, program: Program, handed: list[str]) -> None:
     """What is handed over in other layouts than it was recorded in is copied where the program needs that."""
     values = [p.value for p in program.inputs if type(p.slot) is Tangent and type(p.slot.of) is Between]
-    known: dict[Any, bool] = {}
+    recorded = tuple([v.type.stride for v in values])
+    fits, others = {recorded}, set[Any]()
 
     def laid(*given: Tensor) -> list[Tensor]:
         strides = tuple([t.stride() for t in given])
-        fits = known.get(strides)
-        if fits is None:
-            fits = known[strides] = takes(program, dict(zip(values, strides, strict=True)))
-        found = given if fits else (laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True))
-        return list(found)  # type: ignore[arg-type]
+        if strides not in others:
+            if takes(program, dict(zip(values, strides, strict=True))):
+                fits.add(strides)
+                return list(given)
+            others.add(strides)
+        return [laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True)]  # type: ignore[arg-type]
 
-    same = [
-        f"{h}.stride() == {script.names.literal(v.type.stride)}" for h, v in zip(handed, values, strict=True)
-    ]
-    with script.block(f"if not ({' and '.join(same)}):"):
+    strides = "".join(f"{h}.stride(), " for h in handed)
+    with script.block(f"if ({strides}) not in {script.names.name(fits, 'fits')}:"):
         script.line(f"{', '.join(handed)}, = {script.names.name(laid, 'laid')}({', '.join(handed)})")
 
 
