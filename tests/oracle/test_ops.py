@@ -242,3 +242,28 @@ def test_operators_of_python(frontend: str) -> None:
     for x in (torch.randn(4), torch.arange(4)):
         for found, expected in zip(compiled(x, x.flip(0)), fn(x, x.flip(0)), strict=True):
             assert torch.equal(found, expected)
+
+
+_TAKEN = "apply p0 saved given ctx t0 r0 above hide constant grads args links f_mul AUTOGRAD mul_1 held"
+
+
+@pytest.mark.parametrize("name", _TAKEN.split())
+def test_an_op_may_be_called_like_anything_in_generated_code(name: str) -> None:
+    with torch.library._scoped_library("aheadgrad_names", "DEF") as library:
+        library.define(f"{name}(Tensor x) -> Tensor")
+        library.impl(name, lambda x: x * 2, "CompositeExplicitAutograd")
+        torch.library.register_autograd(f"aheadgrad_names::{name}", lambda ctx, g: g * 2, lib=library)
+        op = getattr(torch.ops.aheadgrad_names, name)
+
+        def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            a = op(x.sin()) * y
+            return op(a) * op(a * y), a
+
+        def play(fn: Any) -> list[Any]:
+            x, y = leaf(3), leaf(3, seed=1)
+            out, a = fn(x, y)
+            first = torch.autograd.grad((out + a).sum(), (x, y), create_graph=True)
+            return [out, a, *first, *torch.autograd.grad((first[0] * first[1]).sum(), (x, y))]
+
+        for ours, eager in zip(play(strict(f)), play(f), strict=True):
+            torch.testing.assert_close(ours, eager)

@@ -5,7 +5,9 @@ Each value is dropped after its last use, so that memory is freed as early as in
 
 from __future__ import annotations
 
+import functools
 import keyword
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +27,7 @@ from aheadgrad.torchlayer.dispatch import AUTOGRAD, VIEWS, forward_ad, hide, hid
 from aheadgrad.torchlayer.symbols import MODULES, Number, python_text
 
 _SUM = torch.ops.aten.sum.dim_IntList
+_PORTS = ("primals", "tangents")
 _AS_STRIDED_SCATTER = torch.ops.aten.as_strided_scatter.default
 
 
@@ -39,8 +42,13 @@ def write_body(
     return _Body(program, script, places, keep_places, foreign).write()
 
 
+@functools.cache
 def local_name(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) or name == "args" else name
+    """What a value is called in generated code. Other things there have neither the name of an op of torch's
+    nor one that ends in an underscore; ops of others may be called anything."""
+    kind = re.sub(r"_\d+$", "", name)
+    known = kind in _PORTS or hasattr(torch.ops.aten, kind.removesuffix("_"))
+    return name if known and not keyword.iskeyword(name) else f"{name}_"
 
 
 class _Body:

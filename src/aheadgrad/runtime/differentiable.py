@@ -56,7 +56,15 @@ class Higher:
 
     def run(self, ctx: Any, tangents: tuple[Tensor | None, ...], wanted: Wanted) -> list[Any]:
         """Gradients with a history, one per input that the node leads to; None where not wanted."""
-        looks = tuple([t if t is None else _look(t) for t in tangents])
+        # how a tangent is laid out, and whether it requires grad; False where there is more to it
+        looks = tuple(
+            [
+                t
+                if t is None
+                else t.__class__ is Tensor and not is_batched(t) and (t.stride(), t.requires_grad)
+                for t in tangents
+            ]
+        )
         step = self.known.get((looks, wanted))
         if step is None or any_autocast():
             return self._run(ctx, tangents, wanted, looks)
@@ -138,11 +146,6 @@ def one_by_one(
         None if column[0] is None else batched(torch.stack(column), level)
         for column in zip(*rows, strict=True)
     ]
-
-
-def _look(t: Tensor) -> Any:
-    """How a tangent is laid out, and whether it requires grad; False where there is more to it."""
-    return t.__class__ is Tensor and not is_batched(t) and (t.stride(), t.requires_grad)
 
 
 def _requiring(tangents: tuple[Tensor | None, ...]) -> tuple[bool, ...]:

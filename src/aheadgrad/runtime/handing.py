@@ -168,17 +168,17 @@ class Handing:
 def _lay_out(script: Script, program: Program, handed: list[str]) -> None:
     """What is handed over in other layouts than it was recorded in is copied where the program needs that."""
     values = [p.value for p in program.inputs if type(p.slot) is Tangent and type(p.slot.of) is Between]
-    recorded = tuple([v.type.stride for v in values])
-    fits, others = {recorded}, set[Any]()
+    fits = {tuple([v.type.stride for v in values])}
+    others = set[Any]()
 
-    def laid(*given: Tensor) -> list[Tensor]:
+    def laid(*given: Any) -> Any:
         strides = tuple([t.stride() for t in given])
         if strides not in others:
             if takes(program, dict(zip(values, strides, strict=True))):
                 fits.add(strides)
-                return list(given)
+                return given
             others.add(strides)
-        return [laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True)]  # type: ignore[arg-type]
+        return [laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True)]
 
     strides = "".join(f"{h}.stride(), " for h in handed)
     with script.block(f"if ({strides}) not in {script.names.name(fits, 'fits')}:"):

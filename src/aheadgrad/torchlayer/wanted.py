@@ -57,12 +57,14 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     if leaves is None:
         leaves = find_leaves(node, positions)
     found = tuple(map(named.__contains__, map(id, leaves)))
-    if False in found and node.inner:
+    if False not in found:
+        return None
+    if node.inner:
         edges, told = node.next_functions, list(found)
         for k in node.inner:
             told[k] = _goes_to(edges[positions[k]][0])
-        found = tuple(told)
-    return found if False in found else None
+        return tuple(told) if False in told else None
+    return found
 
 
 def find_leaves(node: Any, positions: tuple[int, ...]) -> tuple[Tensor | None, ...]:
