@@ -54,8 +54,8 @@ class _Same:
 
     def found(self) -> dict[Value, Value]:
         for op in self.tape.ops:
-            if type(op.out) is Value and op.viewed is not None:
-                back = self._led_back(op) if self.computed else None
+            if op.viewed is not None:
+                back = self._led_back(op) if self.computed and type(op.out) is Value else None
                 if back is not None:
                     self._join(op.out, back)
                     continue

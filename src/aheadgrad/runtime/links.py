@@ -8,6 +8,7 @@ input the node gets one more output, a link: as large as the input, but without 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,16 @@ class Ways:
         """The inputs that got a link in this call."""
         edges = ctx.next_functions
         return [k for k in self.loose if _is_inner(edges[self.positions[k]][0])]
+
+    def passed_on(self, outputs: int) -> Callable[[Any, int], Any]:
+        """The edge that a link leads on to, None for one of so many outputs of its own."""
+
+        def passes_on(node: Any, output: int) -> Any:
+            if output < outputs:
+                return None
+            return node.next_functions[self.positions[self.linked(node)[output - outputs]]]
+
+        return passes_on
 
     def inputs(self, ctx: Any, saved: Any, links: Any) -> list[Tensor]:
         """The inputs with their history; `saved` and `links` are what the node saved."""

@@ -86,7 +86,8 @@ def make_node(
         {"forward": staticmethod(forward), "backward": staticmethod(run), "__module__": __name__},
     )
     hooks = {"_register_hook_dict": quiet_hooks(frozenset(quiet))} if quiet else {}
-    return bare_apply(node, {**_OF_NODES, **hooks}), forward_source + "\n" + backward_source
+    links = {"passes_on": staticmethod(ways.passed_on(outputs))} if ways.loose else {}
+    return bare_apply(node, {**_OF_NODES, **hooks, **links}), forward_source + "\n" + backward_source
 
 
 @dataclass(frozen=True)

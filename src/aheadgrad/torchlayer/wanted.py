@@ -62,7 +62,7 @@ def wanted_inputs(node: Any, positions: tuple[int, ...]) -> Wanted:
     if node.inner:
         edges, told = node.next_functions, list(found)
         for k in node.inner:
-            told[k] = _goes_to(edges[positions[k]][0])
+            told[k] = _goes_to(*edges[positions[k]])
         return tuple(told) if False in told else None
     return found
 
@@ -106,10 +106,15 @@ def _asked_for(task: int) -> frozenset[int] | None:
     return named
 
 
-def _goes_to(edge: Any) -> bool:
-    """Does the engine go there?"""
+def _goes_to(node: Any, output: int) -> bool:
+    """Does the engine go there? Where an output only passes on what comes to it, further on from there."""
+    while output and (passes_on := getattr(node, "passes_on", None)) is not None:
+        edge = passes_on(node, output)
+        if edge is None:
+            break
+        node, output = edge
     try:
-        return edge is not None and _will_run(edge)
+        return node is not None and _will_run(node)
     except RuntimeError:
         return True
 
@@ -120,9 +125,9 @@ def _asked_one_by_one(node: Any, positions: tuple[int, ...]) -> Wanted:
     found: list[bool] = []
     errors = 0
     for position in positions:
-        edge = edges[position][0]
+        edge, output = edges[position]
         if type(edge) is not LEAF:
-            found.append(_goes_to(edge))
+            found.append(_goes_to(edge, output))
         elif errors == _MOST_ERRORS:
             found.append(True)
         else:
