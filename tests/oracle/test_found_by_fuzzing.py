@@ -231,3 +231,12 @@ def test_what_is_not_wanted_is_not_looked_at_behind_links() -> None:
         return first, *torch.autograd.grad(first.sum(), (c, tangent), allow_unused=True, create_graph=True)
 
     assert_alike(play(fn), play(strict(fn)))
+
+
+def test_strides_of_what_data_was_written_of() -> None:
+    def fn(x: Tensor) -> Tensor:
+        v = x.exp()
+        v.data.mul_(3)
+        return v
+
+    same(fn, one(0, 1, 3))

@@ -179,7 +179,7 @@ class Ledger:
                 self._note_view(t, given)
             elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
                 if self.find(t) is None:  # else it was there before (`out=`)
-                    self.of(given)
+                    self.know(given)
                     self.of(t).alias_of = given
                 self.know(t)
 
@@ -216,7 +216,10 @@ class Ledger:
 
     def know(self, t: Tensor) -> None:
         """A tensor that may have to get its look back when another one in its storage is written."""
-        self.memory(t).tensors.append(t)
+        self.of(t)
+        known = self.memory(t).tensors
+        if not any(t is other for other in known):
+            known.append(t)
 
     def before_write(self, t: Tensor) -> Written:
         """A tensor and the others in its storage, as they look now."""
