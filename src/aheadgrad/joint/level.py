@@ -18,7 +18,7 @@ from aheadgrad.facts.facts import AliasRoot, Facts, Fresh, FreshRoot, InputFacts
 from aheadgrad.options import Options
 from aheadgrad.program.cut import Cutter, Sizes
 from aheadgrad.program.program import Program
-from aheadgrad.program.same import same_values
+from aheadgrad.program.same import given_values, same_values
 from aheadgrad.program.slots import (
     Gradient,
     NoGradient,
@@ -201,13 +201,17 @@ class Level:
         self, g: Gradients | None = None, given: Collection[Value] = (), tape: Tape | None = None
     ) -> dict[Value, Value]:
         """Values of which a program needs one only. Where little is kept, also those that were computed
-        twice; results have memory of their own. In a first backward views are taken as recorded."""
+        twice; elsewhere a backward computes nothing that it is given. Results have memory of their own. In a
+        first backward views are taken as recorded."""
         merges = self.options.partition == "min_cut" and not self.options.policies
         if not merges and not self.order:
             return {}
         results = [e.value for e in self.exits] + [*(g.grads if g is not None else ())]
         apart = {v for value in results for v in values_of(value) if type(v) is Value}
-        return same_values(tape or self.tape, given, apart if merges else (), computed=merges)
+        if merges:
+            return same_values(tape or self.tape, given, apart, computed=True)
+        found = same_values(tape or self.tape, given)
+        return {**found, **given_values(tape or self.tape, given, apart)} if g is not None else found
 
     def gradient_outputs(self, g: Gradients) -> list[tuple[Slot, Any]]:
         """What a backward returns: the targets' gradients."""

@@ -2,6 +2,7 @@
 
     same_values(tape, given)                        # views only: functionalization takes them again at will
     same_values(tape, given, computed=True)         # and all else that repeats itself
+    given_values(tape, given)                       # what repeats something that is given
 
 A program may then be made with one of them in the place of all.
 """
@@ -44,9 +45,25 @@ def same_values(
     return _Same(tape, given, {tape.view_source(v) for v in apart}, computed=computed).found()
 
 
+def given_values(tape: Tape, given: Collection[Value], apart: Iterable[Value] = ()) -> dict[Value, Value]:
+    """What would be computed again though it is given: what was computed first is at hand, then, whichever
+    backward that was in."""
+    places = {tape.view_source(v) for v in apart}
+    same = _Same(tape, given, places, computed=True, across=True).found()
+    return {value: one for value, one in same.items() if one in given}
+
+
 class _Same:
-    def __init__(self, tape: Tape, given: Collection[Value], apart: set[Value], *, computed: bool) -> None:
-        self.tape, self.given, self.apart, self.computed = tape, given, apart, computed
+    def __init__(
+        self,
+        tape: Tape,
+        given: Collection[Value],
+        apart: set[Value],
+        *,
+        computed: bool,
+        across: bool = False,
+    ) -> None:
+        self.tape, self.given, self.apart, self.computed, self.across = tape, given, apart, computed, across
         self.first: dict[Value, Value] = {}
         self.groups: dict[Value, list[Value]] = {}
         self.known: dict[Any, Op] = {}
@@ -77,7 +94,7 @@ class _Same:
         for phase in ("forward", op.phase):
             if (key, phase) in self.known:
                 return self.known[key, phase]
-        return self.known.setdefault((key, op.phase), op)
+        return self.known.setdefault((key, "forward" if self.across else op.phase), op)
 
     def _repeats(self, op: Op) -> bool:
         """Would it do the same once more? What makes sizes does not: each has a name of its own."""
