@@ -224,7 +224,8 @@ class Run:
         roots = [tensors[name] for name in terms]
 
         def tangents(of: Sequence[Tensor]) -> list[Tensor]:
-            return [make_tangent(i, t, "contiguous").requires_grad_(not plain) for i, t in enumerate(of)]
+            made = [make_tangent(i, t, "contiguous") for i, t in enumerate(of)]
+            return [t.requires_grad_(not plain and (t.is_floating_point() or t.is_complex())) for t in made]
 
         weights = tangents(roots)
         targets = {name: t for name, t in tensors.items() if self.has_grad[name] and t.is_leaf}
