@@ -104,3 +104,14 @@ def test_memory_of_a_step_is_no_more_than_eagers() -> None:
             model.zero_grad(set_to_none=True)
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] <= 1.02 * peaks[0]
+
+
+def test_a_profiler_sees_kernels_that_were_launched_before() -> None:
+    run = aheadgrad.compile(lambda x: (x.sin() * 2).exp(), backend="inductor", fallback="error")
+    x = torch.randn(1000, device="cuda")
+    for _ in range(3):
+        run(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        out = run(x)
+    torch.testing.assert_close(out, (x.sin() * 2).exp())
+    assert any(event.key.startswith("triton_") for event in seen.key_averages())

@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from aheadgrad.torchlayer.dispatch import is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 from aheadgrad.torchlayer.inductor_exact import leave_to_eager, multiply_by_zero
+from aheadgrad.torchlayer.inductor_launch import launched_directly
 from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
 from aheadgrad.torchlayer.symbols import written_numbers
 
@@ -332,7 +333,7 @@ def compile_graph(
         node.meta.setdefault("original_aten", node.target)  # kernels are called after these
     context = TracingContext(mode_of(list(inputs)))
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
-    later = nullcontext() if kernels is None else kernels.later()
+    later = launched_directly() if kernels is None else kernels.later()
     with _configured(mode), looked_up_quickly(), tracing(context), later:
         made = compile_fx_inner(
             module,
