@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -108,6 +109,34 @@ def test_inputs_with_a_history(loss: Callable[..., Tensor]) -> None:
         loss(fn, *(t * 2 for t in tensors)).backward()
         results.append([t.grad for t in tensors])
     close(*results)
+
+
+def test_gradients_taken_in_another_thread() -> None:
+    """As on a GPU, where the engine has threads of its own: they number nodes by themselves."""
+    compiled, counts, results = strict(energy), [], []
+    for elsewhere in (False, True):
+        for _ in range(2):
+            tensors = given()
+            for _ in range(50):
+                found = compiled(*tensors)
+            take = _in_a_thread if elsewhere else _at_once
+            (force,) = take(lambda: torch.autograd.grad(found.sum(), tensors[0], create_graph=True))
+            (second,) = take(lambda: torch.autograd.grad(force.sum(), tensors[0], create_graph=True))
+            with Counting() as counting:
+                (found.sum() + (force * second).sum()).backward()
+        counts.append(counting.ops.count("aten.mm.default"))
+        results.append([t.grad for t in tensors])
+    assert counts[0] == counts[1] > 0
+    close(*results)
+
+
+def _at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def _in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 @pytest.mark.parametrize("loss", [both, tangents_from_results, third_without_second])

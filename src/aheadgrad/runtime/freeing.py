@@ -11,7 +11,13 @@ import functools
 import weakref
 from typing import Any
 
-from aheadgrad.torchlayer.autograd import at_end_of_backward, clear_saved, keeps_graph, running_backward
+from aheadgrad.torchlayer.autograd import (
+    at_end_of_backward,
+    clear_saved,
+    keeps_graph,
+    number_of,
+    running_backward,
+)
 from aheadgrad.torchlayer.wanted import will_run
 
 BACKWARD_TWICE = (
@@ -34,6 +40,7 @@ class Lifetime:
 
     def __init__(self, node: Any) -> None:
         self.node = weakref.ref(node)
+        self.number = number_of(node)
         self.below: Lifetime | None = node.below
 
     def hand(self, task: int, given: dict[int, Any]) -> None:

@@ -28,7 +28,7 @@ from aheadgrad.runtime.freeing import BEFORE
 from aheadgrad.runtime.further_steps import Steps, backward_of
 from aheadgrad.runtime.links import NOTHING, Ways
 from aheadgrad.torchlayer.autocast import AutocastState
-from aheadgrad.torchlayer.autograd import keeps_graph, set_grad_enabled
+from aheadgrad.torchlayer.autograd import keeps_graph, run_before, set_grad_enabled
 from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.subclasses import Bundle, values_of
 from aheadgrad.torchlayer.wanted import find_leaves, places_of_none
@@ -97,6 +97,7 @@ class Step:
             script.line(f"node = {first}.grad_fn")
             with script.block("if node is not None:"):
                 script.line("node.below = life")
+                script.line(f"{name(run_before, 'run_before')}(node, life.number)")
                 if all(k < own for k in node.inputs):
                     known = "".join(f"leaves[{k}], " for k in node.inputs)
                     with script.block("if leaves is not None:"):

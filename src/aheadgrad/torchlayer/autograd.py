@@ -149,6 +149,14 @@ def number_of(node: Any) -> int:
     return int(node._sequence_nr())
 
 
+def run_before(node: Any, number: int) -> None:
+    """A backward that gets to this node and to the one with that number, which does not depend on it, runs
+    this one first. That would be so anyway, but threads number nodes by themselves, and for a GPU the engine
+    has its own."""
+    if node._sequence_nr() <= number:
+        node._set_sequence_nr(number + 1)
+
+
 def size_in_history(t: Tensor) -> Any:
     """The size that gradients of a tensor have to have: what it was when it got its history."""
     return t.grad_fn._input_metadata[t.output_nr].shape  # type: ignore[union-attr]
