@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from oracle.test_backwards_that_meet import (
+    both,
+    energy,
+    given,
+    tangents_from_results,
+    third_without_second,
+)
+from oracle.test_wanted_gradients import Counting
 from torch import Tensor, nn
 
 import aheadgrad
@@ -92,3 +100,18 @@ def test_sizes_that_values_decide(frontend: str) -> None:
         (expected,) = torch.autograd.grad(masked(x, mask), x)
         (found,) = torch.autograd.grad(fast(x, mask), x)
         assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("loss", [both, tangents_from_results, third_without_second])
+def test_a_backward_of_gradients_runs_no_more_products_than_in_eager(loss: Any) -> None:
+    counts = []
+    for fn in (energy, aheadgrad.compile(energy, frontend="trace", backend="eager", fallback="error")):
+        with Counting() as counting:
+            for _ in range(3):
+                tensors = [t.detach().cuda().requires_grad_() for t in given()]
+                for _ in range(20):  # the engine's thread numbers nodes by itself
+                    fn(*tensors)
+                counting.ops.clear()
+                loss(fn, *tensors).backward()
+        counts.append(counting.ops.count("aten.mm.default"))
+    assert 0 < counts[1] <= counts[0]
