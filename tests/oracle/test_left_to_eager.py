@@ -102,6 +102,19 @@ def test_as_strided_beyond_an_input() -> None:
     uncompiled(beyond, view_of_plain, "lies outside of it")
 
 
+def test_a_write_through_as_strided_of_an_input_at_an_offset() -> None:
+    def fn(a: Tensor) -> Tensor:
+        v = a.as_strided((2, 1), (1, 3))
+        v[0].mul_(0.5)
+        return a
+
+    def given() -> Inputs:
+        x = leaf(4, 3)
+        return Inputs(((x * 2)[1:],), leaves=[x])
+
+    uncompiled(fn, given, "from an input at an offset")
+
+
 def test_as_strided_inside_an_input() -> None:
     same(beyond, plain)
 

@@ -19,7 +19,7 @@ from aheadgrad.errors import FallbackError
 from aheadgrad.recording.ledger import Ledger
 from aheadgrad.recording.records import tensors_among
 from aheadgrad.torchlayer import functional
-from aheadgrad.torchlayer.autograd import CreationMeta, creation_meta, is_view
+from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 
 
 class Limits:
@@ -118,8 +118,15 @@ class Limits:
         self.parted(t)
         if self.ledger.memory(t).leaf_views:
             raise FallbackError("a view is made a leaf, and its memory is written to")
+        if t.requires_grad and torch.is_grad_enabled() and self._leads_to_an_offset(t):
+            raise FallbackError("a view made with as_strided from an input at an offset is written to")
         if self.borrowed and not self.borrowed.isdisjoint(functional.value_storages(t)):
             raise FallbackError("memory of a numpy array, or of another buffer, is written to")
+
+    def _leads_to_an_offset(self, t: Tensor) -> bool:
+        """Gradients of what is written begin at their memory's start; `as_strided` counts from there."""
+        given = self.ledger.given(base_of(t))
+        return given is not None and bool(given.real.storage_offset()) and functional.is_restrided(t)
 
     def new_memory(self, t: Tensor, sources: tuple[Any, ...]) -> None:
         """Before `t.set_(source)`."""

@@ -181,6 +181,11 @@ def view_steps(t: Tensor) -> list[object]:
     return list(_views.get_view_meta_sequence(wrappers(t)[0]))
 
 
+def is_restrided(t: Tensor) -> bool:
+    """Does `as_strided` lead to it?"""
+    return any(isinstance(step, _views.as_strided_ViewMeta) for step in view_steps(t))  # type: ignore[attr-defined]
+
+
 def same_step(a: object, b: object) -> bool:
     """Is this the same view operation? A view of a view has the steps of the first one, and one more."""
     if a is b or type(a) is not type(b) or type(a).__name__ in _NOT_READABLE:
