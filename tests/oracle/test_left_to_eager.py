@@ -261,11 +261,10 @@ def test_a_leaf_with_an_offset_is_cut_off_and_written_to(how: str, write_first: 
 
 def test_a_leaf_is_cut_off_after_views_were_taken() -> None:
     def fn(a: Tensor) -> Any:
-        with torch.no_grad():
-            v = a[0]
+        v = a[0]
         a.requires_grad_(False)
-        v.t_()
-        return a, v
+        a.mul_(2)
+        return a, v * 2
 
     uncompiled(fn, leaf_with_offset, "stops requiring grad after views of it were taken, and is changed")
 
@@ -457,6 +456,23 @@ def test_as_strided_in_place_with_fewer_elements() -> None:
         return a.sum()
 
     uncompiled(cut_off, plain, "a tensor that as_strided_ shrank or grew is cut off from its history")
+
+    def unseen(a: Tensor) -> Tensor:
+        with torch.no_grad():
+            a.as_strided_((2, 2), (1, 2))
+        return a.flatten()
+
+    uncompiled(unseen, leaf_with_offset, "a tensor that requires grad, under no_grad")
+
+
+def test_a_view_made_under_no_grad_of_an_input_that_then_stops_requiring_grad() -> None:
+    def fn(a: Tensor) -> Tensor:
+        with torch.no_grad():
+            v = a.expand(2, -1, -1)
+        a.requires_grad_(False)
+        return a.sum() + v.sum()
+
+    uncompiled(fn, leaf_with_offset, "after a view was made of it under no_grad")
 
 
 def test_a_view_that_is_a_leaf_inside_and_then_gets_a_history() -> None:

@@ -59,6 +59,8 @@ class Limits:
         if self.ledger.has_views(t):
             if not of_leaf:
                 raise FallbackError("a tensor is cut off from its history after views of it were taken")
+            if any(map(_borrows_flag, self.ledger.memory(t).tensors)):
+                raise FallbackError("an input stops requiring grad after a view was made of it under no_grad")
             self.ledger.memory(t).parted = self._has_parted = True
         if line.made_leaf and not of_leaf:
             raise FallbackError("an input is made a leaf, and then cut off from what was done with it")
@@ -162,6 +164,11 @@ def no_wrapper(name: str) -> None:
         f"{name} talks to other processes before and after each call of its module; "
         'compile what runs inside it, or use frontend="dynamo"'
     )
+
+
+def _borrows_flag(t: Tensor) -> bool:
+    """Does a view require grad because its base does, having no history?"""
+    return is_view(t) and t.requires_grad and _is_leaf(t)
 
 
 def _is_leaf(t: Tensor) -> bool:

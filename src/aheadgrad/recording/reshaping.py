@@ -51,6 +51,8 @@ def reshape(
         return False
     special = view and creation_meta(t) != CreationMeta.DEFAULT
     if t.requires_grad and not torch.is_grad_enabled() and (special or not view):
+        if not counted:
+            raise FallbackError("as_strided_ shrinks or grows a tensor that requires grad, under no_grad")
         return False
     _check_in_place(t)
     if view and base_of(t).dtype != t.dtype:  # type: ignore[union-attr]
