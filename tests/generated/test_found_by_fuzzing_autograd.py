@@ -341,3 +341,58 @@ def test_an_alias_by_data_whose_counter_was_saved() -> None:
     with pytest.raises(FallbackError, match=r"made with \.data"):
         aheadgrad.compile(saved, fallback="error", frontend="trace")(*vector()[1])
     check(not_saved, vector)
+
+
+def test_a_view_of_what_is_then_an_out_argument() -> None:
+    """Seed 8507681: the output was taken for a view of the op's input, and its gradient was lost."""
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        view = a.diagonal()
+        with torch.no_grad():
+            torch.sin(b, out=a)
+        return view
+
+    def make() -> Given:
+        leaf = torch.tensor([[0.1, 0.2], [0.5, -1.0], [1.5, 0.3]], requires_grad=True)
+        a = leaf[1:]
+        return [leaf], (a, a.view_as(a))
+
+    check(f, make)
+
+
+def test_views_whose_base_comes_to_require_grad() -> None:
+    """Seeds 8116296 and 8507047: to eager they are leaves as long as nobody uses them."""
+
+    def reshaped(a: Tensor, b: Tensor) -> Tensor:
+        a[:, 0] = b[:, 0]
+        a.t_()
+        return a
+
+    def made_a_leaf(a: Tensor, b: Tensor) -> Tensor:
+        view = a[:2]
+        a += b
+        view.requires_grad = True
+        return a
+
+    def make() -> tuple[Tensor, Tensor]:
+        return torch.ones(4, 3)[1:], torch.ones(3, 3, requires_grad=True) * 2
+
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        reshaped(*make())
+    for f in (reshaped, made_a_leaf):
+        with pytest.raises(FallbackError, match="after its base came to require grad"):
+            aheadgrad.compile(f, fallback="error", frontend="trace")(*make())
+
+
+def test_another_memory_for_a_tensor_that_changed_its_shape() -> None:
+    """Seed 8504037: gradients were those of the shape before."""
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.t_()
+        with torch.no_grad():
+            a.set_(b)
+        return a
+
+    leaf = torch.ones(3, 3, requires_grad=True)
+    with pytest.raises(FallbackError, match="set_ is called on a tensor that changed its shape"):
+        aheadgrad.compile(f, fallback="error", frontend="trace")(leaf * 1, torch.ones(3, 3))

@@ -178,18 +178,19 @@ class Ledger:
             if is_view(t):
                 self._note_view(t, given)
             elif t is not given and isinstance(given, Tensor) and _in_one_memory(t, given):
-                if self.find(t) is None:  # else it was there before (`out=`)
+                if self.find(t) is None:
                     self.know(given)
                     self.of(t).alias_of = given
                 self.know(t)
 
     def _note_view(self, view: Tensor, source: Any) -> None:
+        new = self.find(view) is None  # else it was there before (`out=`)
         line, base = self.of(view), base_of(view)
         if base is not None and not self.of(base).viewed:
             self.of(base).viewed = True
             self.know(base)
         self.know(view)
-        if line.source is None and isinstance(source, Tensor) and source is not view:
+        if new and isinstance(source, Tensor) and source is not view:
             line.source, line.with_grad = source, torch.is_grad_enabled()
             line.base_required_grad = base is not None and base.requires_grad
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from aheadgrad.errors import FallbackError
 from aheadgrad.recording.ledger import Ledger
 from aheadgrad.recording.records import tensors_among
+from aheadgrad.recording.reshaping import came_to_require_grad
 from aheadgrad.torchlayer import functional
 from aheadgrad.torchlayer.autograd import CreationMeta, base_of, creation_meta, is_view
 
@@ -34,6 +35,8 @@ class Limits:
         real = None if given is None else given.real
         if real is not None and is_view(real) and creation_meta(real) != CreationMeta.DEFAULT:
             raise FallbackError("requires_grad is set on an input that is a view made under no_grad")
+        if came_to_require_grad(line):
+            raise FallbackError("requires_grad is set on a view after its base came to require grad")
         if not wanted or (t.requires_grad and not _is_leaf(t)):
             return
         if is_view(t) or (real is not None and is_view(real)):
@@ -141,7 +144,7 @@ class Limits:
         line = self.ledger.of(t)
         if is_view(t) or (line.given is not None and is_view(line.given.real)):
             raise FallbackError("set_ is called on a view")
-        if line.current is not t or line.resized:
+        if line.current is not t or line.resized or line.reshaped_in is not None:
             raise FallbackError("set_ is called on a tensor that changed its shape or lost its history")
         if any(functional.storage_key(s) == functional.storage_key(t) for s in others):
             raise FallbackError("set_ is called with another tensor in the same memory")

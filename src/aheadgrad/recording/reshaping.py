@@ -47,6 +47,8 @@ def reshape(
         counted = math.prod(rest[0] if rest else kwargs["size"]) == t.numel()
         if not counted and line.viewed:
             raise FallbackError("as_strided_ shrinks or grows a tensor that has views")
+    if came_to_require_grad(line):
+        raise FallbackError("a view is reshaped in place after its base came to require grad")
     if not view and not line.viewed and t is original and counted:  # functionalization does not count again
         return False
     special = view and creation_meta(t) != CreationMeta.DEFAULT
@@ -57,7 +59,7 @@ def reshape(
     _check_in_place(t)
     if view and base_of(t).dtype != t.dtype:  # type: ignore[union-attr]
         raise FallbackError("a view through another dtype is reshaped in place")
-    if _tracked_late(line) or (view and t.requires_grad and t.is_leaf):
+    if view and t.requires_grad and t.is_leaf:
         raise FallbackError("a view is reshaped in place after its base came to require grad")
     source = flattest(t) if OUT_OF_PLACE[func] is _T.as_strided else t
     if source is not t and len(rest) < 3 and "storage_offset" not in kwargs:
@@ -81,9 +83,12 @@ def _make_stale(ledger: Ledger, base: Tensor) -> None:
             ledger.of(view).stale = ledger.has_stale = True
 
 
-def _tracked_late(line: Line) -> bool:
-    """Eager takes such a view for a leaf, or not, depending on whether it was used in between."""
-    return not line.base_required_grad and line.tensor.requires_grad
+def came_to_require_grad(line: Line) -> bool:
+    """A view, since it was taken (or before the call). Eager takes it for a leaf, or not, depending on whether
+    it was used in between."""
+    given = None if line.given is None else line.given.real
+    before = line.base_required_grad if given is None else given.requires_grad or not is_view(given)
+    return not before and line.tensor.requires_grad
 
 
 def _check_in_place(t: Tensor) -> None:
