@@ -396,3 +396,30 @@ def test_another_memory_for_a_tensor_that_changed_its_shape() -> None:
     leaf = torch.ones(3, 3, requires_grad=True)
     with pytest.raises(FallbackError, match="set_ is called on a tensor that changed its shape"):
         aheadgrad.compile(f, fallback="error", frontend="trace")(leaf * 1, torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("cut", [lambda t: t.data, Tensor.detach])
+def test_a_result_beside_an_alias_with_a_history_of_its_own(cut: Any, backend: str) -> None:
+    """Seed 8601569: both were one tensor when they got their histories, and the last one counted for both."""
+
+    def f(a: Tensor) -> Any:
+        result = a.sin()
+        alias = cut(result)
+        alias.sub_(a, alpha=2)
+        return result, alias
+
+    def g(a: Tensor) -> Any:
+        return f(a)[::-1]
+
+    def gradients(run: Any) -> list[Tensor]:
+        found = []
+        for which in (0, 1):
+            a = torch.linspace(0.3, 0.9, 4, requires_grad=True)
+            found += torch.autograd.grad(run(a)[which].sum(), a)
+        return found
+
+    for function in (f, g):
+        compiled = aheadgrad.compile(function, fallback="error", frontend="trace", backend=backend)
+        torch.testing.assert_close(gradients(compiled), gradients(function))
+    check(f, vector)

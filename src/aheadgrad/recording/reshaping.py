@@ -84,8 +84,8 @@ def _make_stale(ledger: Ledger, base: Tensor) -> None:
 
 
 def came_to_require_grad(line: Line) -> bool:
-    """A view, since it was taken (or before the call). Eager takes it for a leaf, or not, depending on whether
-    it was used in between."""
+    """A view, since it was taken, or since the call began. Eager takes it for a leaf, or not, depending on
+    whether it was used in between."""
     given = None if line.given is None else line.given.real
     before = line.base_required_grad if given is None else given.requires_grad or not is_view(given)
     return not before and line.tensor.requires_grad

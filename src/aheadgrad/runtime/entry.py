@@ -231,13 +231,13 @@ def _used_before(joint: Joint) -> tuple[str, ...]:
 
 
 def _view_results(joint: Joint) -> frozenset[int]:
-    """Results that the graph makes with a view op although nobody else sees their base."""
+    """Results that are handed out, or get a history, and that the graph makes with a view op, or twice."""
     found = set()
     seen: set[Value] = set()
     for i, e in enumerate(joint.leaving):
         if type(e.value) is not Value or e.given == (True,):
             continue
-        if not (isinstance(e.slot, UpdatedInput) or is_handed_out(joint.facts, e.slot)):
+        if not (isinstance(e.slot, UpdatedInput) or e.differentiable or is_handed_out(joint.facts, e.slot)):
             continue
         made = joint.tape.of(e.value)
         if made is None or _may_be_view(made.target) or e.value in seen:
