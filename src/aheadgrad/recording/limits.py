@@ -89,6 +89,8 @@ class Limits:
     def new_shape(self, t: Tensor) -> None:
         """Before an input changes its shape in place: its history has one of two such changes if autograd
         sees only one of them, and eager's gradients are then of the wrong shape."""
+        if self.ledger.memory(t).leaf_views:
+            raise FallbackError("a view is made a leaf, and what it is a view of changes its shape")
         line = self.ledger.of(t)
         if t.requires_grad and line.given is not None:
             mode = torch.is_grad_enabled()
