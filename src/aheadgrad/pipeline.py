@@ -314,9 +314,9 @@ class Steps:
         handed: tuple[int, ...],
         *,
         hands: int,
-    ) -> tuple[Executable, tuple[tuple[int, int], ...], Program] | None:
-        """A backward that takes what is handed to it and, if asked to, hands on; with its ends, and as
-        a program. None if there is no such backward: then each goes its own way."""
+    ) -> tuple[Program, tuple[tuple[int, int], ...]] | None:
+        """A backward that takes what is handed to it and, if asked to, hands on; with its ends. None if there
+        is no such backward: then each goes its own way."""
         request = Request(component.number, pattern, None, wanted=wanted, handed=handed, hands=hands)
         try:
             further = self.door.more(request)
@@ -324,7 +324,11 @@ class Steps:
             program = backward_program(self.level, further.gradients, saved, *given)
         except Exception:
             return None
-        return self.compiler.compile(replace(program, unbatched=True)), further.ends, program
+        return replace(program, unbatched=True), further.ends
+
+    def executable(self, program: Program) -> Executable:
+        """Compiles a program that is there already."""
+        return self.compiler.compile(program)
 
     def _recorded(self, request: Request, saved: SavedSet, make: Callable[[Further], Any]) -> Any:
         """What `make` makes of a recording: for any sizes and values if possible; else for the sizes at hand

@@ -10,6 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from aheadgrad.backends.contract import Executable, Request
+from aheadgrad.backends.eager import compile_eager
+from aheadgrad.program.program import Program
+
 from .common import strict
 from .plays import double
 from .test_wanted_gradients import Counting
@@ -109,6 +113,55 @@ def test_inputs_with_a_history(loss: Callable[..., Tensor]) -> None:
         loss(fn, *(t * 2 for t in tensors)).backward()
         results.append([t.grad for t in tensors])
     close(*results)
+
+
+@pytest.mark.parametrize(
+    ("loss", "programs"), [(both, 1), (gradients_alone, 1), (three_orders, 1), (two_gradients, 2)]
+)
+def test_a_backward_of_gradients_is_one_program(loss: Callable[..., Tensor], programs: int) -> None:
+    """Unless there are several that lead to the same one, or one gives gradients of inputs itself."""
+    ran: list[Program] = []
+
+    def noting(request: Request) -> Executable:
+        made = compile_eager(request)
+
+        def run(args: list[Any]) -> list[Any]:
+            ran.append(request.program)
+            return made.call(args)
+
+        return Executable(run)
+
+    def layers(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.linear(nn.functional.linear(x, w).tanh(), v).sin().sum(-1)
+
+    compiled = strict(layers, backend=noting)
+    for _ in range(2):
+        tensors, expected = given(), given()
+        total = loss(compiled, *tensors)
+        ran.clear()
+        total.backward()
+        assert len(ran) == programs
+        loss(layers, *expected).backward()
+        close([t.grad for t in tensors], [t.grad for t in expected])
+
+
+def test_what_a_hook_does_to_a_saved_tensor_while_it_waits() -> None:
+    compiled = strict(energy)
+    x, w, v = given()
+    found = compiled(x, w, v)
+    (force,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+
+    def spoil(_: Tensor) -> None:
+        with torch.no_grad():
+            w.mul_(2)
+
+    middle = (
+        found * 1
+    )  # its hook runs when the backward of the force has begun, and that of the energy has not
+    total = (middle**2).sum() + (force**2).sum()
+    middle.register_hook(spoil)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
 
 
 def test_gradients_taken_in_another_thread() -> None:

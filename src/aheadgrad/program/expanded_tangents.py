@@ -9,7 +9,7 @@ of kinds whose formulas do not ask. What has the same strides as before is the s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -65,18 +65,22 @@ def serves(program: Program, layouts: Sequence[Any]) -> bool:
 
 def takes(program: Program, layouts: Mapping[Value, Any]) -> bool:
     """Can its ops be run on inputs with these strides? A `view` may have been recorded for others."""
+    return in_layouts(program, layouts) is not None
+
+
+def in_layouts(program: Program, layouts: Mapping[Value, Any]) -> dict[Value, Any] | None:
+    """The strides of what its ops make of inputs with these strides; None if they cannot be run on them."""
     other = {v: _empty(v, strides) for v, strides in layouts.items()}
     try:
         with for_real():
             for op in program.ops:
-                if not any(v in other for v in op.uses):
-                    continue
-                if op.target in _BY_MEMORY:
-                    return False
-                other.update((v, t) for v, t in zip(op.outs, _run(op, other), strict=True) if t is not None)
+                if any(v in other for v in op.uses):
+                    if op.target in _BY_MEMORY:
+                        return None
+                    other.update(_laid_otherwise(op, other))
     except Exception:
-        return False
-    return True
+        return None
+    return {v: t.stride() for v, t in other.items()}
 
 
 def _is_expanded(tangent: Value, strides: Any) -> bool:
@@ -94,10 +98,15 @@ def _same(ops: Sequence[Op], layouts: Mapping[Value, Any]) -> bool:
             continue
         if not _asks_nothing(op):
             return False
-        for v, now, before in zip(op.outs, _run(op, other), _run(op, {}), strict=True):
-            if now is not None and now.stride() != before.stride():
-                other[v] = now
+        other.update(_laid_otherwise(op, other))
     return True
+
+
+def _laid_otherwise(op: Op, other: Mapping[Value, Tensor]) -> Iterator[tuple[Value, Tensor]]:
+    """Results whose strides come of those of the arguments."""
+    for v, now, before in zip(op.outs, _run(op, other), _run(op, {}), strict=True):
+        if now is not None and now.stride() != before.stride():
+            yield v, now
 
 
 def _asks_nothing(op: Op) -> bool:

@@ -11,6 +11,7 @@ import functools
 import weakref
 from typing import Any
 
+from aheadgrad.runtime.postponed import Later, settled
 from aheadgrad.torchlayer.autograd import (
     at_end_of_backward,
     clear_saved,
@@ -27,6 +28,7 @@ BACKWARD_TWICE = (
 
 
 _MOST_WAITING = 64
+_PLACES = 1 << 16
 NOT_YET, BEFORE = -1, -2
 
 
@@ -45,7 +47,8 @@ class Lifetime:
 
     def hand(self, task: int, given: dict[int, Any]) -> None:
         """Tangents by their place, for the node's backward, which is still to come. What comes to a place
-        where something waits goes to `~place`."""
+        where something waits has a number of its own (see `place_of`), and is added by that backward; so is
+        a third, if one program makes all of them."""
         waiting = self.waiting
         if waiting is None:
             self.waiting = {task: given}
@@ -57,15 +60,29 @@ class Lifetime:
             waiting[task] = given
             return
         for place, t in given.items():
-            if place in here:  # the node's backward adds them up, as the first thing it does
-                if ~place in here:
-                    here[place] = here[place] + here[~place]
-                place = ~place
-            here[place] = t
+            number = place
+            while number in here:
+                number += _PLACES
+            if number >= place + 2 * _PLACES and not _of_one(t, here, place):
+                number -= _PLACES
+                here[place] = settled(here[place]) + settled(here[number])
+            here[number] = t
 
     def take(self, task: int) -> dict[int, Any] | None:
         self.ran = task
         return self.waiting.pop(task, None) if self.waiting else None
+
+
+def place_of(number: int) -> int:
+    """The place of something that waits."""
+    return number % _PLACES
+
+
+def _of_one(new: Any, here: dict[int, Any], place: int) -> bool:
+    if type(new) is not Later:
+        return False
+    whole, others = new.found().of, [t for number, t in here.items() if place_of(number) == place]
+    return all(type(t) is Later and t.found().of is whole for t in others)
 
 
 def lifetime_of(node: Any) -> Lifetime:

@@ -54,9 +54,11 @@ class Steps(Protocol):
         handed: tuple[int, ...],
         *,
         hands: int,
-    ) -> tuple[Executable, tuple[tuple[int, int], ...], Program] | None:
-        """A backward that takes what is handed to it and hands on as in `Request`; with its ends, and
-        as a program."""
+    ) -> tuple[Program, tuple[tuple[int, int], ...]] | None:
+        """A backward that takes what is handed to it and hands on as in `Request`; with its ends."""
+
+    def executable(self, program: Program) -> Executable:
+        """Compiles a program that is there already."""
 
     def close(self) -> None:
         """Lets go of the recording."""

@@ -1,25 +1,27 @@
 """A backward hands over to the one below it that comes next anyway (`recording/meeting` has the reason).
 
 A node of the next order may hand over if the engine is going to run the nodes below it, in this very
-backward, and has not run them yet. What it hands over waits at their lifetimes.
+backward, and has not run them yet. What it hands over waits at their lifetimes. If it gives nothing else, it
+waits itself, and runs as a part of the first backward that takes something from it (`postponed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
-from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.expanded_tangents import takes
+from aheadgrad.program.joined import Joined, joined
 from aheadgrad.program.program import Program
-from aheadgrad.program.slots import Between, Tangent
 from aheadgrad.runtime.backward import laid_out
-from aheadgrad.runtime.freeing import Lifetime
+from aheadgrad.runtime.freeing import Lifetime, place_of
+from aheadgrad.runtime.postponed import Later, Postponed, settled
 from aheadgrad.torchlayer.autocast import any_autocast
 from aheadgrad.torchlayer.autograd import running_backward
 from aheadgrad.torchlayer.dispatch import transform_level
@@ -27,9 +29,21 @@ from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 from aheadgrad.torchlayer.wanted import Wanted, will_run
 
-Made = Callable[..., list[Any]]
 Ends = tuple[tuple[int, int], ...]
 """Of each end how many orders below it lies, and its place there."""
+
+
+class Way(NamedTuple):
+    """One backward that takes and hands over: its program takes what waits at `numbers` last. `hands` has, by
+    how many orders below, the places there and which results they get. `silent`: it gives nothing else.
+    `lay_out` is for what was handed over in another layout."""
+
+    program: Program
+    executable: Executable
+    numbers: tuple[int, ...]
+    hands: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    silent: bool
+    lay_out: Callable[[list[Any]], None] | None
 
 
 class Handing:
@@ -43,7 +57,8 @@ class Handing:
         self.saved = saved
         self.backward = backward
         self.steps = steps
-        self.made: dict[Any, Made | None] = {}
+        self.made: dict[Any, Way | None] = {}
+        self.joined: dict[Any, tuple[Joined, Executable] | None] = {}
         self.is_met = False  # has there been a backward of higher order, which may hand over to this one?
         self.laid_out = level.options.layouts == 1
         self.possible = not (level.lays_out or level.veiled or saved.sizes)
@@ -72,24 +87,92 @@ class Handing:
         pattern = tuple([t if t is None else t.stride() for t in tangents])
         numbers = tuple(handed)
         key = pattern, wanted, numbers, hands
-        made = self.made.get(key) or (self._find(below, key) if hands else None)
-        if made is None:
+        way = self.made.get(key) or (self._find(below, key) if hands else None)
+        if way is None:
             if not handed:
                 return None
-            made = self._find(below, (pattern, wanted, numbers, 0))
-            if made is None:
+            way = self._find(below, (pattern, wanted, numbers, 0))
+            if way is None:
                 return self._one_after_the_other(node, tangents, handed, wanted)
-        grads: list[Any] = made(node, task, handed, tangents)
+        return self._go(way, node, task, handed, tangents)
+
+    def _go(
+        self, way: Way, node: Any, task: int, handed: dict[int, Tensor | Later], tangents: list[Tensor | None]
+    ) -> list[Any]:
+        saved = node.saved_tensors[: len(self.saved.tensors)] if self.saved.tensors else ()
+        node.maybe_clear_saved_tensors()
+        args = [*saved, *[t for t in tangents if t is not None]]
+        tangents.clear()
+        given = [handed.pop(n) for n in way.numbers]
+        todo = self._begun(way, args, given, saved)
+        del saved, args, given
+        count = len(self.component.targets)
+        if way.silent:
+            for depth, places in way.hands:
+                _lifetime(node, depth).hand(task, {place: Later(todo, k) for place, k in places})
+            return [None] * count
+        results = todo.settle()
+        for depth, places in way.hands:
+            _lifetime(node, depth).hand(task, {place: results[k] for place, k in places})
+        grads = results[:count]
+        results[:count] = [None] * count  # others may still be waiting for the rest
         return grads
 
+    def _begun(
+        self, way: Way, args: list[Any], given: list[Tensor | Later], saved: Sequence[Tensor]
+    ) -> Postponed:
+        """What is to run: the backward by itself, or with another one that has been waiting for it."""
+        firsts = dict.fromkeys(later.found().of for later in given if type(later) is Later)
+        first = next((p for p in firsts if p.results is None), None)
+        if first is not None:
+            given[:] = [v if type(v) is Later and v.found().of is first else settled(v) for v in given]
+            whole = self._with(first, way, args, given, saved)
+            if whole is not None:
+                return whole
+        found = list(map(settled, given))
+        given.clear()
+        if found and way.lay_out is not None:
+            way.lay_out(found)
+        return Postponed(way.program, way.executable.call, [*args, *found], saved)
+
+    def _with(
+        self,
+        first: Postponed,
+        way: Way,
+        args: list[Any],
+        given: list[Tensor | Later],
+        saved: Sequence[Tensor],
+    ) -> Postponed | None:
+        start = len(args)
+        wires = [(later.found().number, start + i) for i, later in enumerate(given) if type(later) is Later]
+        key = first.program, way.program, *wires
+        if key not in self.joined:
+            with RECORDING:
+                made = joined(first.program, way.program, wires)
+                run = None if made is None else self.steps.executable(made.program)
+                self.joined[key] = None if made is None or run is None else (made, run)
+        known = self.joined[key]
+        if known is None or (len(wires) < len(given) and way.lay_out is not None):
+            return None
+        made, run = known
+        rest = [*args, *given]
+        watched = [*first.saved, *saved]
+        whole = Postponed(made.program, run.call, [*first.begin(), *(rest[i] for i in made.taken)], watched)
+        first.into = whole, made.kept
+        return whole
+
     def _one_after_the_other(
-        self, node: Any, tangents: list[Tensor | None], handed: dict[int, Tensor], wanted: Wanted
+        self,
+        node: Any,
+        tangents: list[Tensor | None],
+        handed: dict[int, Tensor | Later],
+        wanted: Wanted,
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
         saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
-        made = self._find(None, (self._nothing, None, tuple(handed), 0))
-        assert made is not None
-        grads = made(node, 0, handed, [*self._nothing])
+        way = self._find(None, (self._nothing, None, tuple(handed), 0))
+        assert way is not None
+        grads = self._go(way, node, 0, handed, [*self._nothing])
         if any(t is not None for t in tangents):
             others = self.backward.run(None, saved, tangents, wanted)
             grads = list(map(_sum, others, grads))
@@ -99,99 +182,56 @@ class Handing:
     def _nothing(self) -> tuple[None, ...]:
         return (None,) * len(self.component.exits)
 
-    def _find(self, below: Lifetime | None, key: tuple[Any, ...]) -> Made | None:
+    def _find(self, below: Lifetime | None, key: tuple[Any, ...]) -> Way | None:
         """The backward; None if there is none, or nobody below could go on. In which order things were handed
         over does not matter to it."""
-        made = self.made.get(key)
-        if made is None and key not in self.made:
+        way = self.made.get(key)
+        if way is None and key not in self.made:
             pattern, wanted, numbers, hands = key
-            if numbers != (in_order := tuple(sorted(numbers, key=lambda n: (_place(n), n < 0)))):
-                made = self.made[key] = self._find(below, (pattern, wanted, in_order, hands))
-                return made
+            if numbers != (in_order := tuple(sorted(numbers, key=lambda n: (place_of(n), n)))):
+                way = self.made[key] = self._find(below, (pattern, wanted, in_order, hands))
+                return way
             with RECORDING:
-                handed = tuple(map(_place, numbers))
+                handed = tuple(map(place_of, numbers))
                 found = self.steps.handing(self.component, self.saved, pattern, wanted, handed, hands=hands)
                 if found is not None and (not hands or _all_taken(below, found[1])):
-                    made = self._written(pattern, numbers, *found)
-                self.made[key] = made
-        return made
+                    way = self._way(numbers, *found)
+                self.made[key] = way
+        return way
 
-    def _written(
-        self,
-        pattern: tuple[Any, ...],
-        numbers: tuple[int, ...],
-        run: Executable,
-        ends: Ends,
-        program: Program,
-    ) -> Made:
-        """`backward(node, task, handed, tangents)`, which hands over what comes out at the ends."""
-        script = Script("handing_backward")
-        saved = [f"s{k}" for k in range(len(self.saved.tensors))]
-        tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
-        handed = [f"h{k}" for k in range(len(numbers))]
-        if saved:
-            script.line(f"{', '.join(saved)}, = node.saved_tensors[:{len(saved)}]")
-        for k, number in enumerate(numbers):
-            script.line(f"h{k} = handed.pop({number})")
-        script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
-        script.line("tangents.clear()")
-        script.line("node.maybe_clear_saved_tensors()")
+    def _way(self, numbers: tuple[int, ...], program: Program, ends: Ends) -> Way:
         count = len(self.component.targets)
-        results = [f"r{k}" for k in range(count + len(ends))]
-        places = [*saved, *tangents, *handed]
-        if run.inline is not None:
-            if handed:
-                _lay_out(script, program, handed)
-            found = run.inline(script, places, keep_places=False)
-            call = "".join(f"{f}, " for f in found)
-            absent = {k for k, f in enumerate(found[count:]) if f == "None"}
-        else:
-            script.line(f"args = [{', '.join(places)}]")
-            script.line(f"del {', '.join(places)}")
-            call = f"{script.names.name(run.call, 'backward')}(args)"
-            absent = None
-        script.line(f"{''.join(f'{r}, ' for r in results)}= {call}")
-        for depth in sorted({depth for depth, _ in ends}):
-            here = [(n, k) for k, (d, n) in enumerate(ends) if d == depth and k not in (absent or ())]
-            given = f"{{{', '.join(f'{n}: r{count + k}' for n, k in here)}}}"
-            if absent is None:
-                given = f"{script.names.name(_present, 'present')}({given})"
-            script.line(f"node.below{'.below' * depth}.hand(task, {given})")
-        script.line(f"return [{', '.join(results[:count])}]")
-        return script.function("node, task, handed, tangents")[0]
+        results = program.results
+        there = [(d, place, count + k) for k, (d, place) in enumerate(ends) if results[count + k] is not None]
+        depths = sorted({depth for depth, _, _ in there})
+        hands = tuple((d, tuple([(place, k) for e, place, k in there if e == d])) for d in depths)
+        silent = bool(hands) and all(g is None for g in results[:count])
+        run = self.steps.executable(program)
+        lay_out = partial(_lay_out, program, len(numbers), {}) if numbers and run.inline is not None else None
+        return Way(program, run, numbers, hands, silent, lay_out)
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
         return self._find(None, (self._nothing, None, numbers, 0)) is not None
 
 
-def _lay_out(script: Script, program: Program, handed: list[str]) -> None:
+def _lay_out(program: Program, count: int, known: dict[Any, bool], given: list[Any]) -> None:
     """What is handed over in other layouts than it was recorded in is copied where the program needs that."""
-    values = [p.value for p in program.inputs if type(p.slot) is Tangent and type(p.slot.of) is Between]
-    fits = {tuple([v.type.stride for v in values])}
-    others = set[Any]()
-
-    def laid(*given: Any) -> Any:
-        strides = tuple([t.stride() for t in given])
-        if strides not in others:
-            if takes(program, dict(zip(values, strides, strict=True))):
-                fits.add(strides)
-                return given
-            others.add(strides)
-        return [laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True)]
-
-    strides = "".join(f"{h}.stride(), " for h in handed)
-    with script.block(f"if ({strides}) not in {script.names.name(fits, 'fits')}:"):
-        script.line(f"{', '.join(handed)}, = {script.names.name(laid, 'laid')}({', '.join(handed)})")
+    values: list[Any] = [p.value for p in program.inputs[-count:]]
+    strides = tuple([t.stride() for t in given])
+    fits = known.get(strides)
+    if fits is None:
+        usual = all(s == v.type.stride for s, v in zip(strides, values, strict=True))
+        fits = known[strides] = usual or takes(program, dict(zip(values, strides, strict=True)))
+    if not fits:
+        given[:] = [laid_out(t, v.type.stride) for t, v in zip(given, values, strict=True)]
 
 
-def _place(number: int) -> int:
-    """The place of something that waits (see `Lifetime.hand`)."""
-    return max(number, ~number)
-
-
-def _present(given: dict[int, Tensor | None]) -> dict[int, Tensor]:
-    return {place: t for place, t in given.items() if t is not None}
+def _lifetime(node: Any, depth: int) -> Any:
+    at = node.below
+    for _ in range(depth):
+        at = at.below
+    return at
 
 
 def _first_taking(below: Lifetime, task: int) -> int:

@@ -1,0 +1,79 @@
+"""Two backwards of one recording as one program: the second takes what the first gives.
+
+joined(first, second, ((2, 0),))    # result 2 of the first is input 0 of the second
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from aheadgrad.program.check import check
+from aheadgrad.program.expanded_tangents import in_layouts
+from aheadgrad.program.program import Program
+from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.fxnames import Names
+
+
+class Joined(NamedTuple):
+    """`taken` are the inputs of the second that come behind those of the first (which may have the others).
+    `kept` has, for results of the first that it does not take, where they are now."""
+
+    program: Program
+    taken: tuple[int, ...]
+    kept: dict[int, int]
+
+
+def joined(first: Program, second: Program, wires: Sequence[tuple[int, int]]) -> Joined | None:
+    """None where the second could not run on what the first makes, or where both make something."""
+    results = first.results
+    instead = {second.inputs[i].value: results[k] for k, i in wires}
+    others = {v: w.type.stride for v, w in instead.items() if w.type.stride != v.type.stride}
+    layouts = in_layouts(second, others) if others else {}
+    if layouts is None or first.parts_first != second.parts_first:
+        return None
+    instead.update((v, _laid(v, strides)) for v, strides in layouts.items() if v not in instead)
+    known = {p.value for p in first.inputs}
+    taken = [i for i, p in enumerate(second.inputs) if p.value not in instead and p.value not in known]
+    names = Names(p.name for p in first.inputs)
+    more = (second.inputs[i] for i in taken)
+    ports = (*first.inputs, *(replace(p, name=names.fresh(p.name)) for p in more))
+    ops = _together(first, second, {p.value for p in ports}, instead)
+    if ops is None:
+        return None
+    own = [(slot, instead.get(v, v) if type(v) is Value else v) for slot, v in second.outputs]
+    used = {k for k, _ in wires}
+    left = [k for k, v in enumerate(results) if v is not None and k not in used]
+    outputs = (*own, *(first.outputs[k] for k in left))
+    whole = replace(second, inputs=tuple(ports), ops=ops, outputs=outputs)
+    return Joined(check(whole), tuple(taken), {k: len(own) + n for n, k in enumerate(left)})
+
+
+def _together(
+    first: Program, second: Program, there: set[Value], instead: dict[Value, Value]
+) -> tuple[Op, ...] | None:
+    """All ops, each once; none for what is given. None if two would go by one name, or have an effect."""
+
+    def now(value: Any) -> Any:
+        return instead.get(value, value) if type(value) is Value else value
+
+    ops: list[Op] = []
+    names: set[str] = set()
+    for op in (*first.ops, *second.ops):
+        made = set(op.values)
+        if made and made <= there and not op.keep:
+            continue
+        if op.keep or op.name in names or not made.isdisjoint(there):
+            return None
+        names.add(op.name)
+        there |= made
+        if any(v in instead for v in op.uses):
+            out = tuple(map(now, op.out)) if type(op.out) is tuple else now(op.out)
+            op = replace(op.mapped(now), out=out)
+        ops.append(op)
+    return tuple(ops)
+
+
+def _laid(value: Value, strides: Any) -> Value:
+    return replace(value, type=replace(value.type, stride=strides))
