@@ -13,6 +13,7 @@ from aheadgrad.program.check import check
 from aheadgrad.program.expanded_tangents import in_layouts
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value
+from aheadgrad.torchlayer.dispatch import is_view_op
 from aheadgrad.torchlayer.fxnames import Names
 
 
@@ -26,7 +27,7 @@ class Joined(NamedTuple):
 
 
 def joined(first: Program, second: Program, wires: Sequence[tuple[int, int]]) -> Joined | None:
-    """None where the second could not run on what the first makes, or where both make something."""
+    """None where the second could not run on what the first makes, or where there are effects."""
     results = first.results
     instead = {second.inputs[i].value: results[k] for k, i in wires}
     others = {v: w.type.stride for v, w in instead.items() if w.type.stride != v.type.stride}
@@ -53,25 +54,25 @@ def joined(first: Program, second: Program, wires: Sequence[tuple[int, int]]) ->
 def _together(
     first: Program, second: Program, there: set[Value], instead: dict[Value, Value]
 ) -> tuple[Op, ...] | None:
-    """All ops, each once; none for what is given. None if two would go by one name, or have an effect."""
+    """All ops but those for what is given. What both compute is computed twice, as it was before: it would
+    wait in memory. None if there are effects."""
 
     def now(value: Any) -> Any:
         return instead.get(value, value) if type(value) is Value else value
 
-    ops: list[Op] = []
-    names: set[str] = set()
-    for op in (*first.ops, *second.ops):
-        made = set(op.values)
-        if made and made <= there and not op.keep:
+    if any(op.keep for op in (*first.ops, *second.ops)):
+        return None
+    ops = [op for op in first.ops if not there.issuperset(op.values)]
+    names = Names(op.name for op in ops)
+    made = {v for op in ops for v in op.values}
+    for op in second.ops:
+        if there.issuperset(op.values) or (is_view_op(op.target) and made.issuperset(op.values)):
             continue
-        if op.keep or op.name in names or not made.isdisjoint(there):
-            return None
-        names.add(op.name)
-        there |= made
-        if any(v in instead for v in op.uses):
-            out = tuple(map(now, op.out)) if type(op.out) is tuple else now(op.out)
-            op = replace(op.mapped(now), out=out)
-        ops.append(op)
+        name = names.fresh(op.name)
+        if name != op.name:
+            instead.update((v, replace(v, name=f"{v.name}{name.removeprefix(op.name)}")) for v in op.values)
+        out = tuple(map(now, op.out)) if type(op.out) is tuple else now(op.out)
+        ops.append(replace(op.mapped(now), out=out, name=name))
     return tuple(ops)
 
 
