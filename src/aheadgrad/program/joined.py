@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
+
 from aheadgrad.program.check import check
 from aheadgrad.program.expanded_tangents import in_layouts
 from aheadgrad.program.program import Program
@@ -26,7 +28,12 @@ class Joined(NamedTuple):
     kept: dict[int, int]
 
 
-def joined(first: Program, second: Program, wires: Sequence[tuple[int, int]]) -> Joined | None:
+def joined(
+    first: Program,
+    second: Program,
+    wires: Sequence[tuple[int, int]],
+    sums: Sequence[tuple[int, int]] = (),
+) -> Joined | None:
     """None where the second could not run on what the first makes, or where there are effects."""
     results = first.results
     instead = {second.inputs[i].value: results[k] for k, i in wires}
@@ -41,19 +48,41 @@ def joined(first: Program, second: Program, wires: Sequence[tuple[int, int]]) ->
     more = (second.inputs[i] for i in taken)
     ports = (*first.inputs, *(replace(p, name=names.fresh(p.name)) for p in more))
     ops = _together(first, second, {p.value for p in ports}, instead)
-    if ops is None:
+    own = [instead.get(v, v) if type(v) is Value else v for v in second.results]
+    if ops is None or not _add(ops, own, [(results[k], j) for k, j in sums]):
         return None
-    own = [(slot, instead.get(v, v) if type(v) is Value else v) for slot, v in second.outputs]
-    used = {k for k, _ in wires}
+    used = {k for k, _ in (*wires, *sums)}
     left = [k for k, v in enumerate(results) if v is not None and k not in used]
-    outputs = (*own, *(first.outputs[k] for k in left))
-    whole = replace(second, inputs=tuple(ports), ops=ops, outputs=outputs)
+    outputs = [(slot, v) for (slot, _), v in zip(second.outputs, own, strict=True)]
+    outputs += [first.outputs[k] for k in left]
+    whole = replace(second, inputs=tuple(ports), ops=tuple(ops), outputs=tuple(outputs))
     return Joined(check(whole), tuple(taken), {k: len(own) + n for n, k in enumerate(left)})
+
+
+def _add(ops: list[Op], own: list[Any], sums: Sequence[tuple[Value, int]]) -> bool:
+    """In the order in which the engine would add them; False where they are laid out otherwise."""
+    totals: dict[int, Value] = {}
+    names = Names(op.name for op in ops)
+    last = [(own[j], j) for j in dict.fromkeys(j for _, j in sums) if own[j] is not None]
+    for value, j in (*sums, *last):
+        total = totals.get(j)
+        if total is None:
+            totals[j] = value
+            continue
+        if total.type != value.type or 0 in total.type.stride:
+            return False
+        name = names.fresh("add")
+        made = Value(-1, total.type, name)
+        ops.append(Op(torch.ops.aten.add.Tensor, (total, value), {}, made, (total, value), name))
+        totals[j] = made
+    for j, total in totals.items():
+        own[j] = total
+    return True
 
 
 def _together(
     first: Program, second: Program, there: set[Value], instead: dict[Value, Value]
-) -> tuple[Op, ...] | None:
+) -> list[Op] | None:
     """All ops but those for what is given. What both compute is computed twice, as it was before: it would
     wait in memory. None if there are effects."""
 
@@ -63,17 +92,19 @@ def _together(
     if any(op.keep for op in (*first.ops, *second.ops)):
         return None
     ops = [op for op in first.ops if not there.issuperset(op.values)]
-    names = Names(op.name for op in ops)
+    names = Names(name for op in ops for name in {op.name, *(v.name for v in op.values)})
     made = {v for op in ops for v in op.values}
     for op in second.ops:
         if there.issuperset(op.values) or (is_view_op(op.target) and made.issuperset(op.values)):
             continue
         name = names.fresh(op.name)
-        if name != op.name:
-            instead.update((v, replace(v, name=f"{v.name}{name.removeprefix(op.name)}")) for v in op.values)
+        for v in op.values:
+            called = name if v.part is None else names.fresh(v.name)
+            if called != v.name:
+                instead[v] = replace(now(v), name=called)
         out = tuple(map(now, op.out)) if type(op.out) is tuple else now(op.out)
         ops.append(replace(op.mapped(now), out=out, name=name))
-    return tuple(ops)
+    return ops
 
 
 def _laid(value: Value, strides: Any) -> Value:

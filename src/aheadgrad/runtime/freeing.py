@@ -39,6 +39,7 @@ class Lifetime:
     handing: Any = None  # how its backward takes what others hand over (`handing`)
     ran = -1  # the last backward that it ran in
     waiting: dict[int, dict[int, Any]] | None = None  # by backward and place: what was handed over
+    passed: dict[int, list[tuple[int, Any]]] | None = None  # by backward: gradients to add to
 
     def __init__(self, node: Any) -> None:
         self.node = weakref.ref(node)
@@ -68,9 +69,19 @@ class Lifetime:
                 here[place] = settled(here[place]) + settled(here[number])
             here[number] = t
 
-    def take(self, task: int) -> dict[int, Any] | None:
+    def pass_on(self, task: int, gradients: list[tuple[int, Any]]) -> None:
+        """Gradients of leaves, by the numbers of the node's targets: it adds its own to them."""
+        if self.passed is None:
+            self.passed = {}
+        elif len(self.passed) >= _MOST_WAITING:
+            self.passed.pop(min(self.passed))
+        self.passed.setdefault(task, []).extend(gradients)
+
+    def take(self, task: int) -> tuple[dict[int, Any] | None, list[tuple[int, Any]] | None]:
+        """What was handed over, and passed on."""
         self.ran = task
-        return self.waiting.pop(task, None) if self.waiting else None
+        handed = self.waiting.pop(task, None) if self.waiting else None
+        return handed, self.passed.pop(task, None) if self.passed else None
 
 
 def place_of(number: int) -> int:

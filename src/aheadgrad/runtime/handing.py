@@ -1,8 +1,9 @@
 """A backward hands over to the one below it that comes next anyway (`recording/meeting` has the reason).
 
 A node of the next order may hand over if the engine is going to run the nodes below it, in this very
-backward, and has not run them yet. What it hands over waits at their lifetimes. If it gives nothing else, it
-waits itself, and runs as a part of the first backward that takes something from it (`postponed`).
+backward, and has not run them yet. What it hands over waits at their lifetimes. If it gives nothing else (but
+gradients of leaves that the nearest of them gives, too), it waits itself, and runs as a part of the first
+backward that takes something from it (`postponed`).
 """
 
 from __future__ import annotations
@@ -29,20 +30,24 @@ from aheadgrad.torchlayer.lock import RECORDING
 from aheadgrad.torchlayer.transforms import is_batched
 from aheadgrad.torchlayer.wanted import Wanted, will_run
 
+Passed = list[tuple[int, Any]]
+"""Of each gradient the number of the target, and the gradient, or where it will be."""
 Ends = tuple[tuple[int, int], ...]
 """Of each end how many orders below it lies, and its place there."""
 
 
 class Way(NamedTuple):
     """One backward that takes and hands over: its program takes what waits at `numbers` last. `hands` has, by
-    how many orders below, the places there and which results they get. `silent`: it gives nothing else.
-    `lay_out` is for what was handed over in another layout."""
+    how many orders below, the places there and which results they get; the nearest that takes something is
+    so many orders `below`. It `gives` gradients of these targets. `lay_out` is for what was handed over in
+    another layout."""
 
     program: Program
     executable: Executable
     numbers: tuple[int, ...]
     hands: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-    silent: bool
+    below: int
+    gives: frozenset[int]
     lay_out: Callable[[list[Any]], None] | None
 
 
@@ -59,6 +64,7 @@ class Handing:
         self.steps = steps
         self.made: dict[Any, Way | None] = {}
         self.joined: dict[Any, tuple[Joined, Executable] | None] = {}
+        self.places = {t.key: k for k, t in enumerate(component.targets)}
         self.is_met = False  # has there been a backward of higher order, which may hand over to this one?
         self.laid_out = level.options.layouts == 1
         self.possible = not (level.lays_out or level.veiled or saved.sizes)
@@ -71,17 +77,17 @@ class Handing:
         own: Lifetime | None = node.lifetime
         below: Lifetime | None = node.below
         task = running_backward()
-        handed = own.take(task) if own is not None else None
+        handed, passed = own.take(task) if own is not None else (None, None)
         plain = transform_level() is None
         for t in tangents:
             if t is not None and (t.__class__ is not Tensor or is_batched(t)):
                 plain = False
         hands = _first_taking(below, task) if plain and below is not None else 0
-        if not handed and not hands:
+        if not handed and not hands and not passed:
             return None
-        handed = handed or {}
+        handed, passed = handed or {}, passed or []
         if not plain:
-            return self._one_after_the_other(node, tangents, handed, wanted)
+            return self._one_after_the_other(node, tangents, handed, passed, wanted)
         if self.laid_out:
             tangents[:] = map(laid_out, tangents, self.component.expected)
         pattern = tuple([t if t is None else t.stride() for t in tangents])
@@ -89,45 +95,81 @@ class Handing:
         key = pattern, wanted, numbers, hands
         way = self.made.get(key) or (self._find(below, key) if hands else None)
         if way is None:
-            if not handed:
+            if not handed and not passed:
                 return None
             way = self._find(below, (pattern, wanted, numbers, 0))
             if way is None:
-                return self._one_after_the_other(node, tangents, handed, wanted)
-        return self._go(way, node, task, handed, tangents)
+                return self._one_after_the_other(node, tangents, handed, passed, wanted)
+        return self._go(way, node, task, handed, passed, tangents)
 
     def _go(
-        self, way: Way, node: Any, task: int, handed: dict[int, Tensor | Later], tangents: list[Tensor | None]
+        self,
+        way: Way,
+        node: Any,
+        task: int,
+        handed: dict[int, Tensor | Later],
+        passed: Passed,
+        tangents: list[Tensor | None],
     ) -> list[Any]:
         saved = node.saved_tensors[: len(self.saved.tensors)] if self.saved.tensors else ()
         node.maybe_clear_saved_tensors()
         args = [*saved, *[t for t in tangents if t is not None]]
         tangents.clear()
         given = [handed.pop(n) for n in way.numbers]
-        todo = self._begun(way, args, given, saved)
+        gives = way.gives.union(j for j, _ in passed) if passed else way.gives
+        todo = self._begun(way, args, given, passed, saved)
         del saved, args, given
         count = len(self.component.targets)
-        if way.silent:
-            for depth, places in way.hands:
-                _lifetime(node, depth).hand(task, {place: Later(todo, k) for place, k in places})
-            return [None] * count
+        if way.hands:
+            next_one = _lifetime(node, way.below)
+            passes = self._passes(gives, node, next_one) if gives and not passed else []
+            if passes is not None and not passed:
+                for depth, places in way.hands:
+                    _lifetime(node, depth).hand(task, {place: Later(todo, k) for place, k in places})
+                if passes:
+                    next_one.pass_on(task, [(j, Later(todo, k)) for k, j in passes])
+                return [None] * count
         results = todo.settle()
         for depth, places in way.hands:
             _lifetime(node, depth).hand(task, {place: results[k] for place, k in places})
         grads = results[:count]
         results[:count] = [None] * count  # others may still be waiting for the rest
+        for j, value in passed:
+            grads[j] = _sum(settled(value), grads[j])
         return grads
 
+    def _passes(self, gives: frozenset[int], node: Any, next_one: Lifetime) -> list[tuple[int, int]] | None:
+        """Gradients that the next node can add to its own, as the engine would: those of the same leaves.
+        None if it cannot take all of them."""
+        to = next_one.node()
+        leaves, others = node.leaves, None if to is None else to.leaves
+        if leaves is None or others is None:
+            return None
+        found = []
+        for k in sorted(gives):
+            j = next_one.handing.places.get(self.component.targets[k].key)
+            if j is None or leaves[k] is None or leaves[k] is not others[j]:
+                return None
+            found.append((k, j))
+        return found
+
     def _begun(
-        self, way: Way, args: list[Any], given: list[Tensor | Later], saved: Sequence[Tensor]
+        self,
+        way: Way,
+        args: list[Any],
+        given: list[Tensor | Later],
+        passed: Passed,
+        saved: Sequence[Tensor],
     ) -> Postponed:
-        """What is to run: the backward by itself, or with another one that has been waiting for it."""
-        firsts = dict.fromkeys(later.found().of for later in given if type(later) is Later)
+        """What is to run: the backward by itself, or with another one that has been waiting for it. Then what
+        was passed on is added."""
+        firsts = dict.fromkeys(v.found().of for v in (*given, *(v for _, v in passed)) if type(v) is Later)
         first = next((p for p in firsts if p.results is None), None)
-        if first is not None:
+        if first is not None and all(type(v) is Later and v.found().of is first for _, v in passed):
             given[:] = [v if type(v) is Later and v.found().of is first else settled(v) for v in given]
-            whole = self._with(first, way, args, given, saved)
+            whole = self._with(first, way, args, given, passed, saved)
             if whole is not None:
+                passed.clear()
                 return whole
         found = list(map(settled, given))
         given.clear()
@@ -141,18 +183,22 @@ class Handing:
         way: Way,
         args: list[Any],
         given: list[Tensor | Later],
+        passed: Passed,
         saved: Sequence[Tensor],
     ) -> Postponed | None:
         start = len(args)
-        wires = [(later.found().number, start + i) for i, later in enumerate(given) if type(later) is Later]
-        key = first.program, way.program, *wires
+        wires = [(v.found().number, start + i) for i, v in enumerate(given) if type(v) is Later]
+        sums = [(v.found().number, j) for j, v in passed if type(v) is Later]
+        if len(wires) < len(given) and way.lay_out is not None:
+            return None
+        key = first.program, way.program, tuple(wires), tuple(sums)
         if key not in self.joined:
             with RECORDING:
-                made = joined(first.program, way.program, wires)
+                made = joined(first.program, way.program, wires, sums)
                 run = None if made is None else self.steps.executable(made.program)
                 self.joined[key] = None if made is None or run is None else (made, run)
         known = self.joined[key]
-        if known is None or (len(wires) < len(given) and way.lay_out is not None):
+        if known is None:
             return None
         made, run = known
         rest = [*args, *given]
@@ -166,13 +212,14 @@ class Handing:
         node: Any,
         tangents: list[Tensor | None],
         handed: dict[int, Tensor | Later],
+        passed: Passed,
         wanted: Wanted,
     ) -> list[Any]:
         """What the tangents give, and what was handed over."""
         saved = list(node.saved_tensors[: len(self.saved.tensors)]) if self.saved.tensors else []
         way = self._find(None, (self._nothing, None, tuple(handed), 0))
         assert way is not None
-        grads = self._go(way, node, 0, handed, [*self._nothing])
+        grads = self._go(way, node, 0, handed, passed, [*self._nothing])
         if any(t is not None for t in tangents):
             others = self.backward.run(None, saved, tangents, wanted)
             grads = list(map(_sum, others, grads))
@@ -205,10 +252,10 @@ class Handing:
         there = [(d, place, count + k) for k, (d, place) in enumerate(ends) if results[count + k] is not None]
         depths = sorted({depth for depth, _, _ in there})
         hands = tuple((d, tuple([(place, k) for e, place, k in there if e == d])) for d in depths)
-        silent = bool(hands) and all(g is None for g in results[:count])
+        gives = frozenset(k for k, g in enumerate(results[:count]) if g is not None)
         run = self.steps.executable(program)
         lay_out = partial(_lay_out, program, len(numbers), {}) if numbers and run.inline is not None else None
-        return Way(program, run, numbers, hands, silent, lay_out)
+        return Way(program, run, numbers, hands, depths[0] if depths else 0, gives, lay_out)
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""
