@@ -13,11 +13,11 @@ from aheadgrad.conventions.assembly import Assembly, NodeCall
 from aheadgrad.conventions.whole_subclasses import backward_of_wholes, forward_of_wholes
 from aheadgrad.emit.script import Namespace
 from aheadgrad.emit.sizes import SizeTexts
-from aheadgrad.facts.facts import Fresh
+from aheadgrad.facts.facts import Fresh, FunctionView
 from aheadgrad.joint.level import Component, Joint, is_handed_out
 from aheadgrad.partition.saved import Split
 from aheadgrad.partition.wanted import is_little
-from aheadgrad.program.slots import UpdatedInput
+from aheadgrad.program.slots import UpdatedInput, UserOutput
 from aheadgrad.program.values import Value
 from aheadgrad.report.journal import Journal
 from aheadgrad.runtime.arrange import arranged
@@ -231,13 +231,16 @@ def _used_before(joint: Joint) -> tuple[str, ...]:
 
 
 def _view_results(joint: Joint) -> frozenset[int]:
-    """Results that are handed out, or get a history, and that the graph makes with a view op, or twice."""
+    """Results that are handed out, or get a history, and that the graph makes with a view op, or twice; not
+    those that are views in eager, too."""
     found = set()
     seen: set[Value] = set()
     for i, e in enumerate(joint.leaving):
         if type(e.value) is not Value or e.given == (True,):
             continue
         if not (isinstance(e.slot, UpdatedInput) or e.differentiable or is_handed_out(joint.facts, e.slot)):
+            continue
+        if isinstance(e.slot, UserOutput) and isinstance(joint.facts.outputs[e.slot.index], FunctionView):
             continue
         made = joint.tape.of(e.value)
         if made is None or _may_be_view(made.target) or e.value in seen:
