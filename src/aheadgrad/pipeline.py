@@ -146,6 +146,10 @@ def record(call: Call, options: Options, journal: Journal) -> tuple[Recording, J
             except NeedsNumbers as error:
                 if call.symbols.optional:
                     raise  # the front end has other symbols to try
+                if call.symbols.are_left():
+                    call.symbols.become_numbers()
+                    plan = first_plan(call)
+                    continue
                 if call.whole:
                     raise CaptureError(
                         "The function computes with a number that it reads off a tensor in a way that a "

@@ -20,9 +20,10 @@ from aheadgrad.program.program import Program
 from aheadgrad.program.slots import Saved, Slot
 from aheadgrad.program.values import Value
 from aheadgrad.torchlayer.dispatch import is_view_op
+from aheadgrad.torchlayer.seen_as import Look, look_of, seen_as
 
-Looks = dict[int, tuple[Any, Any, Any]]
-"""Sizes, strides and offsets of results, by position; none with symbols."""
+Looks = dict[int, Look]
+"""Of results, by position; none with symbols."""
 
 
 class Results:
@@ -54,7 +55,7 @@ class Results:
             for i, value in plain:
                 results[i] = value
             for i, look in outside.items():
-                results[i] = _strided(results[i], *look)
+                results[i] = seen_as(results[i], look).detach()
             for i, lay_out in otherwise.items():
                 results[i] = lay_out(results[i])
             for i, seen in twins:
@@ -82,9 +83,9 @@ def _leave_out(request: Request) -> list[tuple[int, Any]]:
 
 
 def _take_outside(request: Request, visible: list[int]) -> tuple[Looks, Looks]:
-    """How visible results look; and first those with gaps between their elements, as views of something
-    computed may have them. Inductor makes these dense: the whole is its result, and the view is taken of
-    that."""
+    """How visible results look; and first those with gaps between their elements, or read as conjugated, as
+    views of something computed may be. Inductor makes these dense: the whole is its result, and the view is
+    taken of that."""
     output = request.graph.output_node()
     results = list(output.args[0])  # type: ignore[arg-type]
     outside: Looks = {}
@@ -93,11 +94,11 @@ def _take_outside(request: Request, visible: list[int]) -> tuple[Looks, Looks]:
         whole, t = results[i], results[i].meta["val"]
         while whole.op == "call_function" and is_view_op(whole.target):
             whole = whole.args[0]
-        look = t.size(), t.stride(), t.storage_offset()
-        if any(type(n) is not int for n in (*look[0], *look[1], look[2])):
+        look = look_of(t)
+        if any(type(n) is not int for n in (*look.size, *look.stride, look.offset)):
             continue
-        seen = whole.meta["val"]
-        if whole.op == "placeholder" or _is_dense(t) or seen.dtype != t.dtype or not _is_dense(seen):
+        simple = _is_dense(t) and not (look.conj or look.neg)
+        if whole.op == "placeholder" or simple or not _is_dense(whole.meta["val"]):
             looks[i] = look
         else:
             results[i], outside[i] = whole, look
@@ -108,7 +109,7 @@ def _take_outside(request: Request, visible: list[int]) -> tuple[Looks, Looks]:
 def _laid_out_otherwise(looks: Looks, strides: Any) -> dict[int, Callable[[Tensor], Tensor]]:
     """What gives results the strides that they should have, where Inductor gives them others."""
     found: dict[int, Callable[[Tensor], Tensor]] = {}
-    for i, (size, stride, _) in looks.items() if strides is not None else ():
+    for i, (size, stride, *_) in looks.items() if strides is not None else ():
         given = strides[i] or ()
         if tuple(given) == stride or any(type(n) is not int for n in given) or len(given) != len(stride):
             continue
@@ -119,9 +120,9 @@ def _laid_out_otherwise(looks: Looks, strides: Any) -> dict[int, Callable[[Tenso
     return found
 
 
-def _strided(t: Tensor, size: Any, stride: Any, offset: int | None = None) -> Tensor:
+def _strided(t: Tensor, size: Any, stride: Any) -> Tensor:
     """The same memory; no view of autograd's, as no result of a program is one."""
-    return t.as_strided(size, stride, offset).detach()
+    return t.as_strided(size, stride).detach()
 
 
 def _is_dense(t: Tensor) -> bool:
@@ -160,4 +161,4 @@ def _seen_through(kept: Tensor, seen: Tensor) -> Tensor:
     """The same value as a view of the result, so that a change of that is noticed in the backward."""
     if kept.untyped_storage().data_ptr() != seen.untyped_storage().data_ptr():
         return kept
-    return seen.detach().as_strided(kept.size(), kept.stride(), kept.storage_offset())
+    return seen_as(seen.detach(), look_of(kept))

@@ -35,7 +35,12 @@ FAST: dict[Any, Callable[..., Any]] = {
     attrgetter(op)(torch.ops.aten): getattr(owner, op.partition(".")[0])
     for owner, ops in ((torch, _FUNCTIONS), (F, _OF_LAYERS), (torch.Tensor, _METHODS))
     for op in ops.split()
-} | {torch.ops.aten.silu.default: silu}
+} | {
+    torch.ops.aten.silu.default: silu,
+    torch.ops.aten.sym_size.int: torch.Tensor.size,  # those of batched tensors are known to these alone
+    torch.ops.aten.sym_stride.int: torch.Tensor.stride,
+    torch.ops.aten.sym_storage_offset.default: torch.Tensor.storage_offset,
+}
 
 
 def callee(target: Any, args: Sequence[Any]) -> tuple[Callable[..., Any], str]:

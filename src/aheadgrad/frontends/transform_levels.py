@@ -45,13 +45,9 @@ def run_at_levels(derived: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _at_the_bottom(derived: Any, operands: list[Any]) -> tuple[Any, ...]:
-    if dual_level() < 0:
-        return derived.run(operands)
-    plain, tangents = taken_apart(operands)
-    if not tangents:
-        return derived.run(operands)
-    outs = derived.jvp(tuple(tangents)).run([*plain, *tangents.values()])
-    return _duals(outs)
+    if dual_level() >= 0 and taken_apart(operands)[1]:
+        raise FallbackError("there are tangents of torch.autograd.forward_ad, in which torch nests no jvp")
+    return derived.run(operands)
 
 
 def _duals(outs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -46,6 +46,7 @@ class _Call(local):
 
     originals: dict[int, Tensor]
     levels: Any = None
+    duals = False
     ran = False
 
 
@@ -101,9 +102,11 @@ class Transformed:
         looks = {
             key: (t.size(), t.stride(), t.dtype, t.device, t.requires_grad) for key, t in wrapped.items()
         }
+        duals = dual_level() >= 0
         with set_aside() as levels, duals_hidden():
             stand_ins = {key: _stand_in(*look) for key, look in looks.items()}
-            with self._known({id(stand_ins[key]): t for key, t in wrapped.items()}, levels) as originals:
+            meant = {id(stand_ins[key]): t for key, t in wrapped.items()}
+            with self._known(meant, levels, duals) as originals:
                 out = self._seeing(stand_ins, given, spec, places)
                 out = pytree.tree_map(lambda v: originals.get(id(v), v), out)
         alive = {id(t): weakref.ref(t) for t in stand_ins.values()}
@@ -124,9 +127,9 @@ class Transformed:
             return self._run(*args, **kwargs)
 
     @contextmanager
-    def _known(self, originals: dict[int, Tensor], levels: Any) -> Iterator[dict[int, Tensor]]:
+    def _known(self, originals: dict[int, Tensor], levels: Any, duals: bool) -> Iterator[dict[int, Tensor]]:
         now, before = self._call, dict(vars(self._call))
-        now.originals, now.levels, now.ran = originals, levels, False
+        now.originals, now.levels, now.duals, now.ran = originals, levels, duals, False
         try:
             yield originals
         finally:
@@ -159,7 +162,7 @@ class Transformed:
         def run(*inputs: Any) -> Any:
             originals, levels = self._call.originals, self._call.levels
             operands = [originals.get(id(t), t) for t in inputs]
-            with back_in(levels), dispatch_restored():
+            with back_in(levels), dispatch_restored(), duals_hidden(not self._call.duals):
                 self._call.ran = True
                 try:
                     return list(run_at_levels(random if _only_batches(operands) else calm, operands))

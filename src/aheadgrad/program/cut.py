@@ -13,7 +13,7 @@ from aheadgrad.program.on_demand import on_demand
 from aheadgrad.program.program import Program
 from aheadgrad.program.random import drawn_with, replayed
 from aheadgrad.program.rooms import is_seen, without_rooms
-from aheadgrad.program.slots import RandomState, Slot, Tangent
+from aheadgrad.program.slots import RandomState, Saved, Slot, Tangent
 from aheadgrad.program.tape import Tape
 from aheadgrad.program.values import Op, Port, Shown, Value, Write, Written, map_leaves, numbers_in
 from aheadgrad.torchlayer.symbols import Number, UnknownSize, is_symbolic, with_numbers
@@ -174,7 +174,7 @@ class _Build:
             if type(port.value) is Value:
                 self.there.add(port.value)
                 if tells(port, role):
-                    self._learn(port.value)
+                    self._learn(port.value, strides=not isinstance(port.slot, Saved | Tangent))
             elif type(port.value) is Number:
                 self.known.add(port.value.expr)
         for port in inputs:
@@ -189,9 +189,9 @@ class _Build:
     def _new(self, like: Value, name: str) -> Value:
         return Value(-1 - len(self.ops), like.type, name)
 
-    def _learn(self, value: Value) -> None:
+    def _learn(self, value: Value, *, strides: bool = False) -> None:
         if self.tape.sized:
-            for shown in value.type.shown():
+            for shown in value.type.shown(strides=strides):
                 self.sources.setdefault(shown[2].expr, (value, shown))
 
     def add(self, op: Op) -> None:

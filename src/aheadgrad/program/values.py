@@ -39,9 +39,11 @@ class TensorType:
     conj: bool = False
     neg: bool = False
 
-    def shown(self) -> list[Shown]:
-        """Where the tensor shows symbolic numbers: `(op, further arguments, number)`, sizes first."""
-        return shown_by(self.size, self.stride if self.layout is torch.strided else None, self.offset)
+    def shown(self, *, strides: bool = True) -> list[Shown]:
+        """Where the tensor shows symbolic numbers: `(op, further arguments, number)`, sizes first. A backend
+        may give what it makes other `strides`."""
+        laid_out = strides and self.layout is torch.strided
+        return shown_by(self.size, self.stride if laid_out else None, self.offset)
 
     @property
     def bytes(self) -> Any:

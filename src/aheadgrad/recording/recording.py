@@ -136,7 +136,7 @@ class Recording:
         self.lowering = Lowering(session.trace, parts_first=options.one_node, copies=copied)
         for number, component in enumerate(self.joint.components):
             self.gradients.append(record_expected(self, number, component))
-        if self.failures and self.call.symbols.optional:
+        if self.failures and (self.call.symbols.optional or self.call.symbols.are_left()):
             raise NeedsNumbers("a derivative that fails with symbols may be fine with numbers")
 
     def slot_of(self, target: Target) -> Slot:

@@ -122,9 +122,9 @@ class Session:
         """What torch and the user's code need around them where sizes are symbols."""
         if self._around is None:
             return
-        around: list[Any] = [python_dispatcher(on=True)] if self.sized else []
+        around: list[Any] = [python_dispatcher(on=True), own_kernels()] if self.sized else []
         if self.plain_numbers:
-            around += [shown_to(is_users, computed=self.whole), own_kernels()]
+            around.append(shown_to(is_users, computed=self.whole))
         for one in around:
             self._around.enter_context(one)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from aheadgrad.backends.eager import laid_out
 from aheadgrad.program.program import Program
 from aheadgrad.program.values import Op, Value, map_leaves
 from aheadgrad.torchlayer import random
@@ -101,6 +102,11 @@ def _interpret(program: Program, args: list[Any], looked_at: Mapping[Value, int]
     def env_numbers() -> dict[Any, Any]:
         return {k: v for k, v in env.items() if type(k) is not Value and isinstance(v, int | float)}
 
+    for value, t in env.items():  # as the ops were recorded; another backend keeps it otherwise
+        if type(value) is Value and type(t) is Tensor and t.layout is torch.strided:
+            stride = tuple(n if type(n) is int else real(n) for n in value.type.stride)
+            if t.stride() != stride and 0 not in stride:
+                env[value] = laid_out(t, stride)
     for op in program.ops:
         given = list(map_leaves(op.args, real))
         if op.target is _AS_STRIDED_SCATTER:

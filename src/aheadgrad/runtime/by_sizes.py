@@ -56,8 +56,10 @@ def sizes_from(shapes: list[Any], at_hand: list[Any]) -> dict[Any, int | float]:
     found: dict[Any, int | float] = {}
     for shape, real in zip(shapes, at_hand, strict=True):
         numbers: Any = [(shape, real)]
-        if type(shape) is Value:
+        if type(shape) is Value and shape.op is None:
             numbers = zip(shape.type.numbers, _numbers(real), strict=True)
+        elif type(shape) is Value:  # a backend may have laid it out in another way
+            numbers = zip(shape.type.size, real.size(), strict=True)
         elif isinstance(shape, tuple):
             numbers = zip(shape, real.size(), strict=True)
         for number, now in numbers:

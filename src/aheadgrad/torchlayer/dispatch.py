@@ -130,9 +130,9 @@ def dual_level() -> int:
 
 
 @contextmanager
-def duals_hidden() -> Iterator[None]:
+def duals_hidden(hidden: bool = True) -> Iterator[None]:
     """As if there were no forward-mode level, for tensors without tangents. (It cannot be left meanwhile.)"""
-    before, _duals.hidden = _duals.hidden, True
+    before, _duals.hidden = _duals.hidden, hidden
     try:
         yield
     finally:

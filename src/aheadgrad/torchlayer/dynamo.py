@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, mode_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
-from aheadgrad.torchlayer.symbols import is_symbolic
+from aheadgrad.torchlayer.symbols import constant_of, is_symbolic, symbolic_numbers
 
 # What Dynamo looks for on inputs; with the older name it checks it at each call as well.
 _RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -37,6 +37,19 @@ class Symbols:
     items: dict[int, Any] = field(default_factory=dict)
     optional: bool = False
     numbers: dict[int, Any] = field(default_factory=dict)
+
+    def are_left(self) -> bool:
+        """Are there sizes that have not become numbers?"""
+        return any(constant_of(n) is None for n in self._sizes())
+
+    def become_numbers(self) -> None:
+        """As if sizes were what they are now: who made the symbols asks again for others."""
+        for n in self._sizes():
+            int(n)
+        self.fakes.clear()
+
+    def _sizes(self) -> Iterator[Any]:
+        return (n for fake in self.fakes.values() for *_, n in symbolic_numbers(fake))
 
 
 def dynamos_mode() -> FakeTensorMode | None:

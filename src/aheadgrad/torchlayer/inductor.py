@@ -6,7 +6,6 @@ Loading it takes seconds, so everything is imported when it is first needed.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -29,9 +28,9 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aheadgrad.torchlayer import inductor_exact
 from aheadgrad.torchlayer.dispatch import is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
-from aheadgrad.torchlayer.inductor_exact import leave_to_eager, multiply_by_zero
 from aheadgrad.torchlayer.inductor_launch import launched_directly
 from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
 from aheadgrad.torchlayer.symbols import written_numbers
@@ -69,12 +68,15 @@ def _missing_compiler() -> str | None:
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Those that Inductor wants made before a graph comes to it."""
     with quietly():
-        importlib.import_module("torch._inductor.lowering")  # some decompositions ask it, and do not load it
-        from torch._inductor import config
+        from torch._inductor import config, lowering  # some decompositions ask it, and do not load it
         from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(_EXACT_RANDOM):
-        return dict(select_decomp_table())
+        table = dict(select_decomp_table())
+    for op in inductor_exact.WRONG:
+        if table.pop(op, None) is not None and op not in lowering.lowerings:
+            lowering.make_fallback(op, warn=False, override_decomp=True)
+    return table
 
 
 @functools.cache
@@ -228,16 +230,29 @@ class Kernels:
 @contextmanager
 def _mended() -> Iterator[None]:
     """Inductor 2.13 forgets, when it makes loops of a kernel alike, that a buffer was changed in place: what
-    reads it may then run before the change."""
+    reads it may then run before the change. And it ends where a kernel of eager's lays its result out in
+    another way than torch says: that is copied."""
+    from torch._inductor.ir import ExternKernel
     from torch._inductor.scheduler import SchedulerNode
+    from torch._inductor.virtualized import V
 
-    original = SchedulerNode.recompute_size_and_body
+    recompute, check = SchedulerNode.recompute_size_and_body, ExternKernel.codegen_size_asserts
 
-    def recompute(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def recompute_all(self: Any, *args: Any, **kwargs: Any) -> None:
+        recompute(self, *args, **kwargs)
         self.set_read_writes(self.read_writes.rename(self.mutation_renames))
 
-    with patch.object(SchedulerNode, "recompute_size_and_body", recompute):
+    def lay_out(self: Any, wrapper: Any) -> None:
+        before = len(wrapper.lines)
+        check(self, wrapper)
+        if len(wrapper.lines) > before and not V.graph.cpp_wrapper:
+            look = map(wrapper.codegen_shape_tuple, (self.get_size(), self.get_stride()))
+            wrapper.lines[before:] = inductor_exact.laid_out(self.get_name(), self.get_op_name(), *look)
+
+    with (
+        patch.object(SchedulerNode, "recompute_size_and_body", recompute_all),
+        patch.object(ExternKernel, "codegen_size_asserts", lay_out),
+    ):
         yield
 
 
@@ -246,7 +261,7 @@ def _simplify() -> Any:
     """Inductor's simplifications of a graph that is not split yet, as a step of its compile: it is not taken
     where a compiled graph is found in the cache."""
     from torch._inductor import config
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes, lazy_init
 
     takes_device = "input_device" in inspect.signature(joint_graph_passes).parameters
@@ -258,13 +273,13 @@ def _simplify() -> Any:
             given: Any = (device,) if takes_device else ()
             with config.patch(fallback_random=False):  # patterns are stored so, or they would be traced again
                 lazy_init(*given)
-            multiply_by_zero(module.graph)
+            inductor_exact.multiply_by_zero(module.graph)
             joint_graph_passes(module, *given)
             _headers.needed = True
-            leave_to_eager(module.graph)
+            inductor_exact.leave_to_eager(module.graph)
 
-        def uuid(self) -> str:
-            return "aheadgrad: joint graph passes, divisions, pools and zeros as eager's"
+        def uuid(self) -> bytes:
+            return get_hash_for_files((__file__, inductor_exact.__file__))
 
     return Simplify()
 

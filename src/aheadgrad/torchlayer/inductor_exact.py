@@ -1,4 +1,5 @@
-"""Ops of which Inductor makes something else than eager does: they stay eager's own kernels."""
+"""Ops of which Inductor makes something else than eager does: they stay eager's own kernels. And what these
+return."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from torch import Tensor, fx
 from aheadgrad.torchlayer.dispatch import OpOverload
 
 _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
+_POWERS = [2**n for n in range(10)]
 _POOLS = ("avg_pool2d_backward", "avg_pool3d_backward")
 aten = torch.ops.aten
+WRONG = (aten.multilabel_margin_loss_forward.default,)  # torch's decompositions of these
 
 
 def multiply_by_zero(graph: fx.Graph) -> None:
@@ -29,7 +32,7 @@ def leave_to_eager(graph: fx.Graph) -> None:
         target, val = node.target, node.meta.get("val")
         if isinstance(target, OpOverload) and isinstance(val, Tensor):
             name = target.name().removeprefix("aten::").partition(".")[0]
-            if _divides_otherwise(name, node, val) or _forgets_the_edge(name, node):
+            if _divides_otherwise(name, node, val) or _forgets_the_edge(name, node) or _rounds(name, node):
                 node.meta["should_fallback"] = True
 
 
@@ -45,3 +48,30 @@ def _forgets_the_edge(name: str, node: fx.Node) -> bool:
     """With `ceil_mode` the last window of a pool is smaller; Inductor 2.13 divides its gradient as if it were
     whole."""
     return name in _POOLS and len(node.args) > 5 and bool(node.args[5])
+
+
+def _rounds(name: str, node: fx.Node) -> bool:
+    """Which pixel a pixel of a larger picture came from: Inductor looks at the sizes alone, not at the factor
+    that was asked for, and needs numbers. Only powers of two are the same either way."""
+    if name != "upsample_nearest2d_backward":
+        return False
+    sizes: Any = node.args
+    factors = (*sizes[3:], None, None)
+    for large, small, factor in zip(sizes[1], sizes[2][2:], factors, strict=False):
+        if not (type(large) is type(small) is int) or large % small or large // small not in _POWERS:
+            return True
+        if factor is not None and factor != large // small:
+            return True
+    return False
+
+
+def laid_out(name: str, op: str, size: str, stride: str) -> list[str]:
+    """Lines of generated code: a result is copied if it is laid out in another way than Inductor was told."""
+    new = f"torch.empty_strided({size}, {stride}, dtype={name}.dtype, device={name}.device)"
+    return [
+        "try:",
+        f"    assert_size_stride({name}, {size}, {stride}, {op!r})",
+        "except AssertionError:",
+        f"    assert_size_stride({name}, {size}, {name}.stride(), {op!r})",
+        f"    {name} = {new}.copy_({name})",
+    ]
