@@ -104,12 +104,20 @@ def test_what_is_not_finite() -> None:
     same(fast(fn)(x), fn(x))
 
 
-def test_random_numbers_of_all_kinds_and_the_state_after_them() -> None:
-    def fn(x: Tensor) -> tuple[Tensor, ...]:
-        y = x.clone().uniform_()
-        drawn = torch.rand(3), torch.randn_like(x), torch.randint(0, 9, (4,)), torch.randperm(5)
-        return y, *drawn, F.dropout(x, 0.5), torch.empty(3).exponential_(), torch.bernoulli(y)
+def of_all_kinds(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.clone().uniform_()
+    drawn = torch.rand(3), torch.randn_like(x), torch.randint(0, 9, (4,)), torch.randperm(5)
+    return y, *drawn, F.dropout(x, 0.5), torch.empty(3).exponential_(), torch.bernoulli(y)
 
+
+def fused_across(x: Tensor) -> tuple[Tensor, ...]:
+    """What needs the second numbers is fused with what is there before the first are drawn."""
+    y, first, second = x.sin(), torch.rand(6), torch.rand(6)
+    return y, y * second, first
+
+
+@pytest.mark.parametrize("fn", [of_all_kinds, fused_across])
+def test_random_numbers_and_the_state_after_them(fn: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
     x = torch.randn(6)
     found = []
     for run in (fn, fast(fn)):

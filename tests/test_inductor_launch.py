@@ -45,6 +45,7 @@ def test_only_the_first_launch_may_have_to_compile() -> None:
     assert launched.name == "kernel"
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_a_profiler_and_options_of_a_launch_are_heeded() -> None:
     kernel = Kernel()
     launched = _Kernel(kernel)

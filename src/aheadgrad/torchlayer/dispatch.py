@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "AUTOGRAD",
+    "RELEASE",
     "VIEWS",
     "HigherOrderOperator",
     "OpOverload",
@@ -53,6 +54,7 @@ __all__ = [
 
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 transform_level = torch._C._functorch.maybe_current_level
 in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 deterministic_mode = torch._C._get_deterministic_algorithms

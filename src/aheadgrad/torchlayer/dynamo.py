@@ -12,13 +12,13 @@ from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 from torch.utils._ordered_set import OrderedSet
 
+from aheadgrad.torchlayer.dispatch import RELEASE
 from aheadgrad.torchlayer.fake import FakeTensor, FakeTensorMode, mode_of
 from aheadgrad.torchlayer.subclasses import is_foreign, parts_of
 from aheadgrad.torchlayer.symbols import constant_of, is_symbolic, symbolic_numbers
 
 # What Dynamo looks for on inputs; with the older name it checks it at each call as well.
-_RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
-_CHANGES = "_dynamo_propagated_dynamic_indices" if _RELEASE >= (2, 13) else "_dynamo_weak_dynamic_indices"
+_CHANGES = "_dynamo_propagated_dynamic_indices" if RELEASE >= (2, 13) else "_dynamo_weak_dynamic_indices"
 _HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"
 _FIXED = (DimDynamic.STATIC, DimDynamic.INFER_STRIDE)
 

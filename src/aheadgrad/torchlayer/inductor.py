@@ -29,7 +29,7 @@ from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aheadgrad.torchlayer import inductor_exact
-from aheadgrad.torchlayer.dispatch import is_mutable
+from aheadgrad.torchlayer.dispatch import RELEASE, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 from aheadgrad.torchlayer.inductor_launch import launched_directly
 from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
@@ -87,11 +87,13 @@ def _of_mode(mode: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _configured(mode: str) -> Iterator[None]:
+def _configured(mode: str, graph: fx.Graph) -> Iterator[None]:
     """With the settings that a mode means. Random numbers are drawn as eager draws them."""
     from torch._inductor import config
 
     settings = {**_of_mode(mode), **_EXACT_RANDOM}
+    if RELEASE < (2, 13) and any(inductor_exact.draws(node.target) for node in graph.nodes):
+        settings["reorder_for_locality"] = False  # which moves what draws numbers
     if config.post_grad_custom_pre_pass is None:
         settings["post_grad_custom_pre_pass"] = _simplify()
     with config.patch(settings), _mended(), _headers_when_needed(), _instructions_known():
@@ -229,14 +231,20 @@ class Kernels:
 
 @contextmanager
 def _mended() -> Iterator[None]:
-    """Inductor 2.13 forgets, when it makes loops of a kernel alike, that a buffer was changed in place: what
-    reads it may then run before the change. And it ends where a kernel of eager's lays its result out in
-    another way than torch says: that is copied."""
-    from torch._inductor.ir import ExternKernel
+    """What Inductor's own compile leaves out:
+
+    Where loops of a kernel are made alike (2.13), that a buffer was changed in place: what reads it could run
+    before the change. Where a kernel of eager's lays its result out in another way than torch says, a copy.
+    And that random numbers are drawn in the order of the program.
+    """
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import ExternKernel, MultiOutput
     from torch._inductor.scheduler import SchedulerNode
     from torch._inductor.virtualized import V
 
     recompute, check = SchedulerNode.recompute_size_and_body, ExternKernel.codegen_size_asserts
+    lower = GraphLowering.run_node
+    drawn: dict[Any, list[str]] = {}  # by graph: buffers of what has been drawn
 
     def recompute_all(self: Any, *args: Any, **kwargs: Any) -> None:
         recompute(self, *args, **kwargs)
@@ -249,9 +257,21 @@ def _mended() -> Iterator[None]:
             look = map(wrapper.codegen_shape_tuple, (self.get_size(), self.get_stride()))
             wrapper.lines[before:] = inductor_exact.laid_out(self.get_name(), self.get_op_name(), *look)
 
+    def lower_in_order(self: Any, node: fx.Node) -> Any:
+        before = len(self.operations)
+        found = lower(self, node)
+        if inductor_exact.draws(node.target):
+            for op in self.operations[before:]:
+                if isinstance(op, ExternKernel) and not isinstance(op, MultiOutput):
+                    known = drawn.setdefault(self, [])
+                    self.additional_buffer_deps[op.get_operation_name()].update(known)
+                    known.append(op.get_name())
+        return found
+
     with (
         patch.object(SchedulerNode, "recompute_size_and_body", recompute_all),
         patch.object(ExternKernel, "codegen_size_asserts", lay_out),
+        patch.object(GraphLowering, "run_node", lower_in_order),
     ):
         yield
 
@@ -349,7 +369,7 @@ def compile_graph(
     context = TracingContext(mode_of(list(inputs)))
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=list(donated))  # type: ignore[assignment]
     later = launched_directly() if kernels is None else kernels.later()
-    with _configured(mode), looked_up_quickly(), tracing(context), later:
+    with _configured(mode, module.graph), looked_up_quickly(), tracing(context), later:
         made = compile_fx_inner(
             module,
             list(inputs),

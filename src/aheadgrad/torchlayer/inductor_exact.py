@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aheadgrad.torchlayer.dispatch import OpOverload
+from aheadgrad.torchlayer.dispatch import OpOverload, is_random
 
 _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
 _POWERS = [2**n for n in range(10)]
@@ -63,6 +63,13 @@ def _rounds(name: str, node: fx.Node) -> bool:
         if factor is not None and factor != large // small:
             return True
     return False
+
+
+def draws(target: Any) -> bool:
+    """Does an op move the state of a random generator?"""
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    return target is run_and_save_rng_state or is_random(target)
 
 
 def laid_out(name: str, op: str, size: str, stride: str) -> list[str]:

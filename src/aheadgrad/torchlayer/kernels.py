@@ -136,7 +136,7 @@ def _zeros(values: Any, number: Callable[[Any], int], most: int) -> Any:
         if not (fake or functional.is_wrapped(value)) or value.layout is not torch.strided:
             raise NotAsked
         size, stride = tuple(map(number, value.size())), tuple(map(number, value.stride()))
-        total, count = total + reach(size, stride), count + 1
+        total, count = total + max(reach(size, stride), math.prod(size)), count + 1  # it may be expanded
         if total > most or value.is_quantized:
             raise NotAsked
         device = value.fake_device if isinstance(value, FakeTensor) else value.device
