@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from aheadgrad.backends.contract import Executable
+from aheadgrad.emit.script import Script
 from aheadgrad.joint.level import Component, Level
 from aheadgrad.partition.saved import SavedSet
 from aheadgrad.program.expanded_tangents import takes
@@ -40,7 +41,7 @@ class Way(NamedTuple):
     """One backward that takes and hands over: its program takes what waits at `numbers` last. `hands` has, by
     how many orders below, the places there and which results they get; the nearest that takes something is
     so many orders `below`. It `gives` gradients of these targets. `lay_out` is for what was handed over in
-    another layout."""
+    another layout. `lines`: all of it as one function, where nothing is to be fused with anything."""
 
     program: Program
     executable: Executable
@@ -49,6 +50,7 @@ class Way(NamedTuple):
     below: int
     gives: frozenset[int]
     lay_out: Callable[[list[Any]], None] | None
+    lines: Callable[..., list[Any]] | None
 
 
 class Handing:
@@ -100,6 +102,8 @@ class Handing:
             way = self._find(below, (pattern, wanted, numbers, 0))
             if way is None:
                 return self._one_after_the_other(node, tangents, handed, passed, wanted)
+        if way.lines is not None and not passed and Later not in map(type, handed.values()):
+            return way.lines(node, task, handed, tangents)
         return self._go(way, node, task, handed, passed, tangents)
 
     def _go(
@@ -116,14 +120,15 @@ class Handing:
         args = [*saved, *[t for t in tangents if t is not None]]
         tangents.clear()
         given = [handed.pop(n) for n in way.numbers]
-        gives = way.gives.union(j for j, _ in passed) if passed else way.gives
+        gives = way.gives.union(j for j, _ in passed)
         todo = self._begun(way, args, given, passed, saved)
         del saved, args, given
         count = len(self.component.targets)
-        if way.hands:
+        if way.hands and way.lines is None:
             next_one = _lifetime(node, way.below)
-            passes = self._passes(gives, node, next_one) if gives and not passed else []
-            if passes is not None and not passed:
+            passes = None if passed else self._passes(gives, node, next_one)
+            if passes is not None:
+                todo.wait()
                 for depth, places in way.hands:
                     _lifetime(node, depth).hand(task, {place: Later(todo, k) for place, k in places})
                 if passes:
@@ -141,11 +146,10 @@ class Handing:
     def _passes(self, gives: frozenset[int], node: Any, next_one: Lifetime) -> list[tuple[int, int]] | None:
         """Gradients that the next node can add to its own, as the engine would: those of the same leaves.
         None if it cannot take all of them."""
-        to = next_one.node()
-        leaves, others = node.leaves, None if to is None else to.leaves
-        if leaves is None or others is None:
+        to, found = next_one.node(), []
+        leaves, others = node.leaves or (), () if to is None else to.leaves or ()
+        if gives and not (leaves and others):
             return None
-        found = []
         for k in sorted(gives):
             j = next_one.handing.places.get(self.component.targets[k].key)
             if j is None or leaves[k] is None or leaves[k] is not others[j]:
@@ -242,11 +246,11 @@ class Handing:
                 handed = tuple(map(place_of, numbers))
                 found = self.steps.handing(self.component, self.saved, pattern, wanted, handed, hands=hands)
                 if found is not None and (not hands or _all_taken(below, found[1])):
-                    way = self._way(numbers, *found)
+                    way = self._way(pattern, numbers, *found)
                 self.made[key] = way
         return way
 
-    def _way(self, numbers: tuple[int, ...], program: Program, ends: Ends) -> Way:
+    def _way(self, pattern: tuple[Any, ...], numbers: tuple[int, ...], program: Program, ends: Ends) -> Way:
         count = len(self.component.targets)
         results = program.results
         there = [(d, place, count + k) for k, (d, place) in enumerate(ends) if results[count + k] is not None]
@@ -254,8 +258,36 @@ class Handing:
         hands = tuple((d, tuple([(place, k) for e, place, k in there if e == d])) for d in depths)
         gives = frozenset(k for k, g in enumerate(results[:count]) if g is not None)
         run = self.steps.executable(program)
-        lay_out = partial(_lay_out, program, len(numbers), {}) if numbers and run.inline is not None else None
-        return Way(program, run, numbers, hands, depths[0] if depths else 0, gives, lay_out)
+        inline = run.inline is not None
+        lay_out = partial(_lay_out, program, len(numbers), {}) if numbers and inline else None
+        way = Way(program, run, numbers, hands, depths[0] if depths else 0, gives, lay_out, None)
+        return way._replace(lines=self._written(way, pattern)) if inline else way
+
+    def _written(self, way: Way, pattern: tuple[Any, ...]) -> Callable[..., list[Any]]:
+        """`backward(node, task, handed, tangents)`, which hands over what comes out at the ends."""
+        script = Script("handing_backward")
+        saved = [f"s{k}" for k in range(len(self.saved.tensors))]
+        tangents = [f"t{k}" for k, there in enumerate(pattern) if there is not None]
+        handed = [f"h{k}" for k in range(len(way.numbers))]
+        if saved:
+            script.line(f"{', '.join(saved)}, = node.saved_tensors[:{len(saved)}]")
+        for place, number in zip(handed, way.numbers, strict=True):
+            script.line(f"{place} = handed.pop({number})")
+        script.line(f"{''.join(f't{k}, ' for k in range(len(pattern)))}= tangents")
+        script.line("tangents.clear()")
+        script.line("node.maybe_clear_saved_tensors()")
+        if way.lay_out is not None:
+            script.line(f"handed = [{', '.join(handed)}]")
+            script.line(f"{script.names.name(way.lay_out, 'lay_out')}(handed)")
+            script.line(f"{', '.join(handed)}, = handed")
+            script.line("del handed")
+        assert way.executable.inline is not None
+        results = way.executable.inline(script, [*saved, *tangents, *handed], keep_places=False)
+        for depth, places in way.hands:
+            here = ", ".join(f"{place}: {results[k]}" for place, k in places)
+            script.line(f"node.below{'.below' * depth}.hand(task, {{{here}}})")
+        script.line(f"return [{', '.join(results[: len(self.component.targets)])}]")
+        return script.function("node, task, handed, tangents")[0]
 
     def takes(self, numbers: tuple[int, ...]) -> bool:
         """Can it take tangents at these places? Whether all at once or not, and whatever comes with them."""

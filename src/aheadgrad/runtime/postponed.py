@@ -13,7 +13,7 @@ from torch import Tensor
 
 from aheadgrad.backends.contract import Boxed
 from aheadgrad.program.program import Program
-from aheadgrad.torchlayer.autograd import version
+from aheadgrad.torchlayer.autograd import versions
 
 
 class Postponed:
@@ -22,14 +22,17 @@ class Postponed:
 
     into: tuple[Postponed, dict[int, int]] | None = None
     results: list[Any] | None = None
+    version = -1  # before it waits
 
     def __init__(self, program: Program, run: Boxed, args: list[Any], saved: Sequence[Tensor]) -> None:
         self.program, self.run, self.args, self.saved = program, run, args, saved
-        self.versions = sum([version(t) for t in saved])
+
+    def wait(self) -> None:
+        self.version = versions(self.saved)
 
     def begin(self) -> list[Any]:
         """The arguments, for whoever runs it."""
-        changed = self.versions != sum([version(t) for t in self.saved])
+        changed = self.version >= 0 and self.version != versions(self.saved)
         args, self.args, self.saved = self.args, [], ()
         if changed:
             raise RuntimeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -52,6 +52,11 @@ def is_leaf_view(t: Tensor) -> bool:
 
 def version(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
+
+
+def versions(saved: Iterable[Tensor]) -> int:
+    """Of tensors that a node has saved, all together: it has changed if one of them has."""
+    return sum([t._version for t in saved])
 
 
 set_versions: Callable[[tuple[Tensor, ...], tuple[int, ...]], None]
