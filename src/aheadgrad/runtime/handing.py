@@ -1,9 +1,10 @@
 """A backward hands over to the one below it that comes next anyway (`recording/meeting` has the reason).
 
 A node of the next order may hand over if the engine is going to run the nodes below it, in this very
-backward, and has not run them yet. What it hands over waits at their lifetimes. If it gives nothing else (but
-gradients of leaves that the nearest of them gives, too), it waits itself, and runs as a part of the first
-backward that takes something from it (`postponed`).
+backward, and has not run them yet. What it hands over waits at their lifetimes.
+
+With a backend that fuses, a backward that gives nothing else (but gradients of leaves that the nearest of those
+below gives, too) waits itself, and runs as a part of the first one that takes something from it (`postponed`).
 """
 
 from __future__ import annotations
