@@ -184,13 +184,13 @@ class Ledger:
                 self.know(t)
 
     def _note_view(self, view: Tensor, source: Any) -> None:
-        new = self.find(view) is None  # else it was there before (`out=`)
         line, base = self.of(view), base_of(view)
         if base is not None and not self.of(base).viewed:
             self.of(base).viewed = True
             self.know(base)
         self.know(view)
-        if new and isinstance(source, Tensor) and source is not view:
+        made_here = line.source is None and line.given is None  # else it was there before (`out=`)
+        if made_here and isinstance(source, Tensor) and source is not view:
             line.source, line.with_grad = source, torch.is_grad_enabled()
             line.base_required_grad = base is not None and base.requires_grad
 
