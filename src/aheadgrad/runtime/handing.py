@@ -3,8 +3,9 @@
 A node of the next order may hand over if the engine is going to run the nodes below it, in this very
 backward, and has not run them yet. What it hands over waits at their lifetimes.
 
-With a backend that fuses, a backward that gives nothing else (but gradients of leaves that the nearest of those
-below gives, too) waits itself, and runs as a part of the first one that takes something from it (`postponed`).
+With a backend that fuses, a backward that gives nothing else (but gradients of leaves that the nearest of
+those below gives, too) waits itself, and runs as a part of the first one that takes something from it
+(`postponed`).
 """
 
 from __future__ import annotations
