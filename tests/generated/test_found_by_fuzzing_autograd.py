@@ -423,3 +423,24 @@ def test_a_result_beside_an_alias_with_a_history_of_its_own(cut: Any, backend: s
         compiled = aheadgrad.compile(function, fallback="error", frontend="trace", backend=backend)
         torch.testing.assert_close(gradients(compiled), gradients(function))
     check(f, vector)
+
+
+def test_views_of_a_subclass_made_under_no_grad() -> None:
+    """Seeds 188 and 432 of subclasses: the first got a gradient, the second lost its history."""
+
+    def parts(a: Tensor) -> Any:
+        with torch.no_grad():
+            view = a.view_as(a)
+        return view.unbind(0)[0], view
+
+    def viewed_again(a: Tensor) -> Any:
+        with torch.no_grad():
+            view = a[:-1]
+        return view.view_as(view)
+
+    def make() -> Given:
+        leaf = two.tensor([-0.15, -1.15, -0.6, -0.31], requires_grad=True)
+        return [leaf], (leaf,)
+
+    check(parts, make)
+    check(viewed_again, make)
