@@ -28,11 +28,12 @@ from torch import Tensor, fx
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aheadgrad.torchlayer import inductor_exact
+from aheadgrad.torchlayer import inductor_exact, inductor_mended
 from aheadgrad.torchlayer.dispatch import RELEASE, is_mutable
 from aheadgrad.torchlayer.fake import FakeTensorMode, mode_of
 from aheadgrad.torchlayer.inductor_launch import launched_directly
 from aheadgrad.torchlayer.inductor_lookup import looked_up_quickly
+from aheadgrad.torchlayer.inductor_mended import draws, mended
 from aheadgrad.torchlayer.symbols import written_numbers
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -92,11 +93,11 @@ def _configured(mode: str, graph: fx.Graph) -> Iterator[None]:
     from torch._inductor import config
 
     settings = {**_of_mode(mode), **_EXACT_RANDOM}
-    if RELEASE < (2, 13) and any(inductor_exact.draws(node.target) for node in graph.nodes):
+    if RELEASE < (2, 13) and any(draws(node.target) for node in graph.nodes):
         settings["reorder_for_locality"] = False  # which moves what draws numbers
     if config.post_grad_custom_pre_pass is None:
         settings["post_grad_custom_pre_pass"] = _simplify()
-    with config.patch(settings), _mended(), _headers_when_needed(), _instructions_known():
+    with config.patch(settings), mended(), _headers_when_needed(), _instructions_known():
         yield
 
 
@@ -229,53 +230,6 @@ class Kernels:
                 self._waits.pop()
 
 
-@contextmanager
-def _mended() -> Iterator[None]:
-    """What Inductor's own compile leaves out:
-
-    Where loops of a kernel are made alike (2.13), that a buffer was changed in place: what reads it could run
-    before the change. Where a kernel of eager's lays its result out in another way than torch says, a copy.
-    And that random numbers are drawn in the order of the program.
-    """
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.ir import ExternKernel, MultiOutput
-    from torch._inductor.scheduler import SchedulerNode
-    from torch._inductor.virtualized import V
-
-    recompute, check = SchedulerNode.recompute_size_and_body, ExternKernel.codegen_size_asserts
-    lower = GraphLowering.run_node
-    drawn: dict[Any, list[str]] = {}  # by graph: buffers of what has been drawn
-
-    def recompute_all(self: Any, *args: Any, **kwargs: Any) -> None:
-        recompute(self, *args, **kwargs)
-        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
-
-    def lay_out(self: Any, wrapper: Any) -> None:
-        before = len(wrapper.lines)
-        check(self, wrapper)
-        if len(wrapper.lines) > before and not V.graph.cpp_wrapper:
-            look = map(wrapper.codegen_shape_tuple, (self.get_size(), self.get_stride()))
-            wrapper.lines[before:] = inductor_exact.laid_out(self.get_name(), self.get_op_name(), *look)
-
-    def lower_in_order(self: Any, node: fx.Node) -> Any:
-        before = len(self.operations)
-        found = lower(self, node)
-        if inductor_exact.draws(node.target):
-            for op in self.operations[before:]:
-                if isinstance(op, ExternKernel) and not isinstance(op, MultiOutput):
-                    known = drawn.setdefault(self, [])
-                    self.additional_buffer_deps[op.get_operation_name()].update(known)
-                    known.append(op.get_name())
-        return found
-
-    with (
-        patch.object(SchedulerNode, "recompute_size_and_body", recompute_all),
-        patch.object(ExternKernel, "codegen_size_asserts", lay_out),
-        patch.object(GraphLowering, "run_node", lower_in_order),
-    ):
-        yield
-
-
 @functools.cache
 def _simplify() -> Any:
     """Inductor's simplifications of a graph that is not split yet, as a step of its compile: it is not taken
@@ -299,7 +253,7 @@ def _simplify() -> Any:
             inductor_exact.leave_to_eager(module.graph)
 
         def uuid(self) -> bytes:
-            return get_hash_for_files((__file__, inductor_exact.__file__))
+            return get_hash_for_files((__file__, inductor_exact.__file__, inductor_mended.__file__))
 
     return Simplify()
 

@@ -1,5 +1,4 @@
-"""Ops of which Inductor makes something else than eager does: they stay eager's own kernels. And what these
-return."""
+"""Ops of which Inductor makes something else than eager does: they stay eager's own kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aheadgrad.torchlayer.dispatch import OpOverload, is_random
+from aheadgrad.torchlayer.dispatch import OpOverload
 
 _DIVIDES = ("div", "floor_divide", "fmod", "remainder")
 _POWERS = [2**n for n in range(10)]
@@ -63,22 +62,3 @@ def _rounds(name: str, node: fx.Node) -> bool:
         if factor is not None and factor != large // small:
             return True
     return False
-
-
-def draws(target: Any) -> bool:
-    """Does an op move the state of a random generator?"""
-    from torch._prims.rng_prims import run_and_save_rng_state
-
-    return target is run_and_save_rng_state or is_random(target)
-
-
-def laid_out(name: str, op: str, size: str, stride: str) -> list[str]:
-    """Lines of generated code: a result is copied if it is laid out in another way than Inductor was told."""
-    new = f"torch.empty_strided({size}, {stride}, dtype={name}.dtype, device={name}.device)"
-    return [
-        "try:",
-        f"    assert_size_stride({name}, {size}, {stride}, {op!r})",
-        "except AssertionError:",
-        f"    assert_size_stride({name}, {size}, {name}.stride(), {op!r})",
-        f"    {name} = {new}.copy_({name})",
-    ]
